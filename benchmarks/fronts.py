@@ -36,7 +36,7 @@ from benchmarks._common import ROOT, free_port, percentiles, report, table
 from benchmarks._front_callers import PIECES_PER_SECOND, SERVICE, START_TIMEOUT_S, Times, call_interfaces, call_server
 from benchmarks._server import MANY_CALLERS
 from bistream.keeper.envoy_config import ProxySettings, ServerAddress, envoy_config
-from bistream.keeper.gate_plan import LOOPBACK
+from bistream.keeper.host import LOOPBACK
 from scripts.serve_gpus import find_envoy
 
 SESSIONS_OF_GATE = "bistream_gate_sessions_total "

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from bistream.keeper.gate_plan import ports_in_a_row
+from bistream.keeper.host import free_ports
 
 SERVE_GPUS = Path(__file__).resolve().with_name("serve_gpus.py")
 # Options of serve.py that are Envoy's then, under the same names.
@@ -21,7 +21,7 @@ def edge_command(parser: argparse.ArgumentParser, options: argparse.Namespace) -
     """parser, options: of serve.py. Raises ``ServerError`` where free ports are asked for and there are none."""
     edge, server = ["--servers=1", "--first-port=0"], [f"--metrics-port={options.metrics_port}"]
     if options.free_ports:
-        grpc, http, admin = ports_in_a_row(3)
+        grpc, http, admin = free_ports(3)
         edge, server = [*edge, f"--grpc-port={grpc}", f"--http-port={http}", f"--admin-port={admin}"], []
     for action in parser._actions:
         value = getattr(options, action.dest, None)

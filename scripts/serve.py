@@ -31,12 +31,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bistream.commands.waiting import Waiting
-from bistream.keeper.gate import KeptGate
-from bistream.keeper.gate_plan import LOOPBACK, fit_limits, inner_ports
+from bistream.keeper.gate import KeptGate, fit_limits
 from bistream.keeper.golden_check import GoldenCheck
 from bistream.keeper.gpu_sharing import MODES, shared_gpu
 from bistream.keeper.health import HealthServer
-from bistream.keeper.host import ServerError
+from bistream.keeper.host import LOOPBACK, ServerError, free_ports
 from bistream.keeper.host_limits import prepare_host
 from bistream.keeper.metrics import KeeperMetrics
 from bistream.keeper.ready_file import ReadyFile
@@ -45,7 +44,7 @@ from bistream.keeper.server_start import Verify, verify_nothing
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
 from bistream.processes.start_phases import interpreter_is_ready, phase, progress_in
 from gateway.options import add_client_arguments, check_client_arguments, limits_of, tls_of
-from gateway.settings import GateLimits, GateSettings, Listen, TlsSettings, UpstreamSettings
+from gateway.settings import GateLimits, GateSettings, Listen, UpstreamSettings
 from scripts.edge_command import edge_command
 
 BUILD = Path(__file__).resolve().parent.parent / "build"
@@ -54,10 +53,22 @@ LOG_NAME = "server.log"
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 
 
+def add_public_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is served and where clients and operators find it, for ``serve_gpus.py`` as well."""
+    parser.add_argument("--model-repository", type=Path, default=BUILD / "model_repo", help="made by make_model_repo.py")
+    parser.add_argument("--grpc-address", default=LOOPBACK, help="default %(default)s; 0.0.0.0 serves other machines")
+    parser.add_argument("--http-address", default=LOOPBACK, help="default %(default)s; with --direct also of the metrics, unprotected")
+    parser.add_argument("--grpc-port", type=int, default=8001)
+    parser.add_argument("--http-port", type=int, default=8000)
+    parser.add_argument("--ready-file", type=Path, help="holds the addresses as JSON while new sessions are accepted")
+    parser.add_argument("--health-port", type=int, help="answer /v2/health/ready, /v2/health/live and, for one server, /metrics there")
+    parser.add_argument("--health-address", default=LOOPBACK, help="default %(default)s; 0.0.0.0 answers other machines")
+
+
 def make_parser() -> argparse.ArgumentParser:
     server, keeper = ServerSettings, SupervisorSettings
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model-repository", type=Path, default=BUILD / "model_repo", help="made by make_model_repo.py")
+    add_public_arguments(parser)
     parser.add_argument("--tritonserver", type=Path, default=os.environ.get("TRITON_SERVER", DEFAULT_SERVER), help="or $TRITON_SERVER")
     parser.add_argument(
         "--backend-directory",
@@ -67,17 +78,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--edge", action="store_true", help="Envoy before the gate takes the public addresses and TLS (docs/deployment.md)")
     parser.add_argument("--direct", action="store_true", help="no gate: clients reach Triton, and any of them can end it")
-    parser.add_argument(
-        "--http-address", default=server.http_address, help="default %(default)s; with --direct also of the metrics, which nothing protects"
-    )
-    parser.add_argument("--grpc-address", default=server.grpc_address, help="default %(default)s; 0.0.0.0 serves other machines")
-    parser.add_argument("--http-port", type=int, default=8000)
-    parser.add_argument("--grpc-port", type=int, default=8001)
     parser.add_argument("--metrics-port", type=int, default=8002, help="Triton's metrics, on loopback")
     parser.add_argument("--free-ports", action="store_true", help="choose free ports instead")
-    parser.add_argument("--ready-file", type=Path, help="holds the addresses as JSON while new sessions are accepted")
-    parser.add_argument("--health-port", type=int, help="answer /v2/health/ready, /v2/health/live and /metrics there (default: nowhere)")
-    parser.add_argument("--health-address", default="127.0.0.1", help="default %(default)s; 0.0.0.0 answers other machines")
     parser.add_argument(
         "--log-file",
         type=Path,
@@ -112,20 +114,21 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("API keys, TLS and limits are the gate's, and --direct serves without it; leave out either")
     if options.edge and (options.direct or options.command):
         parser.error("--edge serves until it is ended, with the gate; leave out --direct and the command")
+    if options.free_ports and not options.edge:
+        options.http_port, options.grpc_port, options.metrics_port = free_ports(3, [options.health_port])
     return options
 
 
 def server_settings(options: argparse.Namespace) -> ServerSettings:
     """Behind a gate, Triton has loopback ports that stay the same over its restarts, for the gate to find it again."""
-    ports = None if options.free_ports else Ports(options.http_port, options.grpc_port, options.metrics_port)
+    http, grpc, metrics = options.http_port, options.grpc_port, options.metrics_port
     if not options.direct:
-        others = (options.http_port, options.grpc_port, options.health_port)
-        ports = inner_ports(None if options.free_ports else options.metrics_port, others)
+        http, grpc = free_ports(2, (options.http_port, options.grpc_port, options.health_port, metrics))
     return ServerSettings(
         model_repository=options.model_repository.absolute(),
         executable=Path(options.tritonserver),
         backend_directory=Path(options.backend_directory).absolute(),
-        ports=ports,
+        ports=Ports(http, grpc, metrics),
         http_address=options.http_address if options.direct else LOOPBACK,
         grpc_address=options.grpc_address if options.direct else LOOPBACK,
         start_timeout_s=options.start_timeout_s,
@@ -150,29 +153,18 @@ def log_path(options: argparse.Namespace) -> Path | None:
 
 
 def gate_settings(options: argparse.Namespace, server: ServerSettings, hold_file: Path) -> GateSettings:
-    """Paths are made absolute: the gate runs in another folder. hold_file: closes the gate while the server is looked at."""
+    """hold_file: closes the gate while the server is looked at."""
     assert server.ports is not None
-    tls = tls_of(options)
     return GateSettings(
         upstream=UpstreamSettings(f"{LOOPBACK}:{server.ports.grpc}", hold_file=hold_file),
         limits=fit_limits(limits_of(options), server.model_repository),
-        grpc=Listen(options.grpc_address, 0 if options.free_ports else options.grpc_port),
-        http=Listen(options.http_address, 0 if options.free_ports else options.http_port),
-        tls=tls and TlsSettings(tls.certificate.resolve(), tls.private_key.resolve(), tls.client_ca and tls.client_ca.resolve()),
-        keys_file=options.keys_file and options.keys_file.resolve(),
+        grpc=Listen(options.grpc_address, options.grpc_port),
+        http=Listen(options.http_address, options.http_port),
+        tls=tls_of(options),
+        keys_file=options.keys_file,
         drain_timeout_s=options.drain_timeout_s,
         behind_proxy=options.behind_proxy,
     )
-
-
-def check_files(settings: ServerSettings) -> None:
-    for path, advice in (
-        (settings.executable, "run: bash run.sh setup"),
-        (settings.backend_directory / "python", "run: bash run.sh setup"),
-        (settings.model_repository, "make it with scripts/make_model_repo.py, or run: bash run.sh 2 2"),
-    ):
-        if not path.exists():
-            raise ServerError(f"{path} does not exist; {advice}")
 
 
 def supervisor_settings(options: argparse.Namespace) -> SupervisorSettings:
@@ -197,16 +189,15 @@ class Service:
 
     def __init__(self, options: argparse.Namespace) -> None:
         settings = dataclasses.replace(server_settings(options), on_log_line=self._show_progress)
-        check_files(settings)
         prepare_host(settings)
         self._options = options
         self._waiting: Waiting | None = None
-        self._ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
+        self._ready_file = ReadyFile(options.ready_file)
         self._folder = tempfile.TemporaryDirectory(prefix="bistream-keeper-")
         hold_file = Path(self._folder.name) / "hold"
         self._gate = None if options.direct else KeptGate(gate_settings(options, settings, hold_file))
         self.supervisor = Supervisor(
-            settings, supervisor_settings(options), self._announce, self._withdraw, gate=self._gate, verify=verification(options)
+            settings, supervisor_settings(options), self._announce, self._ready_file.withdraw, gate=self._gate, verify=verification(options)
         )
 
     def run(self) -> int:
@@ -244,17 +235,12 @@ class Service:
         if self._waiting is not None:
             self._waiting.done()
         logging.info("serving: gRPC %(grpc)s, HTTP %(http)s, metrics %(metrics)s", addresses)
-        if self._ready_file is not None:
-            self._ready_file.announce(addresses)
+        self._ready_file.announce(addresses)
 
     def _show_progress(self, line: str) -> None:
         """On the terminal, while somebody waits for the server."""
         if self._waiting is not None and (progress := progress_in(line)) is not None:
             self._waiting.goes_on(f"the server starts ({progress})")
-
-    def _withdraw(self) -> None:
-        if self._ready_file is not None:
-            self._ready_file.withdraw()
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -24,9 +24,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bistream.keeper.group_member import Member, MemberPlan
 from bistream.keeper.host import ServerError
-from bistream.keeper.member_group import MemberGroup
+from bistream.keeper.member_group import Member, MemberGroup, MemberPlan, import_path
 
 ROOT = Path(__file__).resolve().parents[1]
 SEPARATOR = "--interfaces"
@@ -74,14 +73,12 @@ def member(name: str, program: Sequence[str], arguments: Sequence[str], folder: 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--ready-file", type=Path, default=folder / name)
     ready_file: Path = parser.parse_known_args(arguments)[0].ready_file
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return Member(
         MemberPlan(
             name,
             [*program, "--ready-file", str(ready_file), *arguments],
-            ready_file.exists,
-            {"PYTHONPATH": path},
-            lambda: ready_file.unlink(missing_ok=True),
+            ready_file,
+            import_path(),
             has_label=False,  # each says itself who it is, and some of their lines are JSON
         )
     )

@@ -31,15 +31,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bistream.keeper.envoy_config import ProxySettings, ProxyTls, ServerAddress, envoy_config
-from bistream.keeper.gate_plan import LOOPBACK, ports_in_a_row
-from bistream.keeper.gpus import DEVICES_VARIABLE, deal_out, visible_gpus
-from bistream.keeper.group_member import Member, MemberPlan
+from bistream.keeper.gpu_sharing import DEVICES_VARIABLE, deal_out, visible_gpus
 from bistream.keeper.health import HealthServer
-from bistream.keeper.host import ServerError, is_free
+from bistream.keeper.host import LOOPBACK, ServerError, free_ports, is_free, reachable, url
+from bistream.keeper.member_group import Member, MemberPlan
 from bistream.keeper.ready_file import ReadyFile
 from bistream.keeper.server_group import ServerGroup
 from bistream.processes.limits import raise_soft_limit
-from scripts.serve import BUILD, make_parser
+from scripts.serve import add_public_arguments, make_parser
 
 SERVE = Path(__file__).resolve().with_name("serve.py")
 ANYWHERE = "0.0.0.0"
@@ -58,19 +57,12 @@ OF_ONE_SERVER = ("metrics_port", "health_port", "health_address", "log_file")
 
 def make_group_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model-repository", type=Path, default=BUILD / "model_repo", help="of all servers")
+    add_public_arguments(parser)
     parser.add_argument(
         "--servers", type=int, metavar="N", help="default: one for each visible GPU; more share the GPUs in turn, 1 has all"
     )
-    parser.add_argument("--grpc-address", default=LOOPBACK, help="default %(default)s; 0.0.0.0 serves other machines")
-    parser.add_argument("--http-address", default=LOOPBACK, help="default %(default)s")
-    parser.add_argument("--grpc-port", type=int, default=8001)
-    parser.add_argument("--http-port", type=int, default=8000)
     parser.add_argument("--first-port", type=int, default=8100, help="ports of the servers (default %(default)s); 0: free ones")
     parser.add_argument("--admin-port", type=int, default=9901, help="Envoy's own, on loopback: /stats/prometheus (default %(default)s)")
-    parser.add_argument("--health-port", type=int, help="answer /v2/health/ready there: a server takes sessions (default: nowhere)")
-    parser.add_argument("--health-address", default=LOOPBACK, help="default %(default)s")
-    parser.add_argument("--ready-file", type=Path, help="holds the addresses as JSON while a server takes sessions")
     parser.add_argument("--log-folder", type=Path, help="for each server's own log, server-N.log (default: beside the model repository)")
     parser.add_argument("--tls-certificate", type=Path, metavar="PEM", help="Envoy serves TLS with this chain")
     parser.add_argument("--tls-key", type=Path, metavar="PEM")
@@ -112,7 +104,7 @@ def server_address(options: argparse.Namespace, number: int) -> ServerAddress:
 def server_addresses(options: argparse.Namespace, count: int) -> list[ServerAddress]:
     """Chooses the ports where that is asked for. Raises ``ServerError``."""
     if options.first_port == 0:
-        options.first_port = ports_in_a_row(PORTS_PER_SERVER * count)[0]
+        options.first_port = free_ports(PORTS_PER_SERVER * count)[0]
     return [server_address(options, number) for number in range(count)]
 
 
@@ -130,7 +122,7 @@ def server_member(options: argparse.Namespace, number: int, gpu: str | None, fol
     ready_file = folder / f"server-{number}.json"
     environment = {} if gpu is None else {DEVICES_VARIABLE: gpu}
     command = server_command(options, number, ready_file)
-    return Member(MemberPlan(f"server {number}", command, ready_file.exists, environment, lambda: ready_file.unlink(missing_ok=True)))
+    return Member(MemberPlan(f"server {number}", command, ready_file, environment))
 
 
 def proxy_settings(options: argparse.Namespace) -> ProxySettings:
@@ -171,10 +163,6 @@ def is_open(address: str, port: int) -> bool:
     return False
 
 
-def reachable(address: str) -> str:
-    return LOOPBACK if address in (ANYWHERE, "::") else address
-
-
 def check_ports(options: argparse.Namespace) -> None:
     """Raises ``ServerError``."""
     wanted = [(options.grpc_address, options.grpc_port), (options.http_address, options.http_port), (LOOPBACK, options.admin_port)]
@@ -202,17 +190,17 @@ def serve(options: argparse.Namespace, folder: Path) -> None:
     proxy = proxy_member(options, find_envoy(options.envoy), config)
     check_ports(options)
     raise_soft_limit(resource.RLIMIT_NOFILE, FILES_WANTED)
-    ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
+    ready_file = ReadyFile(options.ready_file)
     members = [server_member(options, number, gpu, folder) for number, gpu in enumerate(gpus)]
     public = {
-        "grpc": f"{reachable(options.grpc_address)}:{options.grpc_port}",
-        "http": f"{reachable(options.http_address)}:{options.http_port}",
+        "grpc": url(options.grpc_address, options.grpc_port),
+        "http": url(options.http_address, options.http_port),
     }
 
     def announce(ready: list[Member]) -> None:
-        if ready_file is not None and ready:
+        if ready:
             ready_file.announce({**public, "servers": ", ".join(member.plan.name for member in ready)})
-        elif ready_file is not None:
+        else:
             ready_file.withdraw()
 
     group = ServerGroup(members, proxy, announce)

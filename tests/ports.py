@@ -6,7 +6,7 @@ the system takes ports.
 
 from __future__ import annotations
 
-from bistream.keeper.gate_plan import ports_in_a_row as ports
+from bistream.keeper.host import free_ports as ports
 
 __all__ = ["port", "ports"]
 

@@ -7,11 +7,11 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-LINES_KEPT = 100
-JOIN_TIMEOUT_S = 5.0
+LINES_KEPT = 200
+JOIN_TIMEOUT_S = 10.0
 # Code for ``python -c``: prctl(PR_SET_PDEATHSIG, SIGKILL), then exec the given program.
 DIE_WITH_PARENT = "import ctypes,os,sys; ctypes.CDLL(None).prctl(1,9); os.execv(sys.argv[1],sys.argv[1:])"
 
@@ -31,14 +31,18 @@ def spawn(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
     )
 
 
-class OutputCopy:
-    """Keeps the last lines of a child and, unless ``is_quiet``, copies all to our standard error."""
+def to_stderr(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads our log any more
+        sys.stderr.write(line)
+        sys.stderr.flush()
 
-    def __init__(self, process: subprocess.Popen[str], label: str = "", is_quiet: bool = False) -> None:
-        """label: in front of each line."""
+
+class OutputCopy:
+    """Passes every line of a child to ``write``, which must not raise: a child whose output is not read blocks. Keeps the last ones."""
+
+    def __init__(self, process: subprocess.Popen[str], write: Callable[[str], None] = to_stderr) -> None:
         self._process = process
-        self._label = label
-        self.is_quiet = is_quiet
+        self._write = write
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._thread = threading.Thread(target=self._copy, name="output", daemon=True)
         self._thread.start()
@@ -47,7 +51,7 @@ class OutputCopy:
         """Until its output has ended; it may have children that go on."""
         self._thread.join(JOIN_TIMEOUT_S)
 
-    def tail(self, lines: int) -> str:
+    def tail(self, lines: int = LINES_KEPT) -> str:
         return "".join(list(self._lines)[-lines:])
 
     def last_line(self) -> str:
@@ -60,7 +64,4 @@ class OutputCopy:
         with self._process.stdout:
             for line in self._process.stdout:
                 self._lines.append(line)
-                if not self.is_quiet:
-                    with contextlib.suppress(OSError, ValueError):  # nobody reads our log any more
-                        sys.stderr.write(self._label + line)
-                        sys.stderr.flush()
+                self._write(line)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -16,10 +16,6 @@ from typing import Any
 TEMPLATE = Path(__file__).resolve().parents[2] / "deploy" / "envoy" / "envoy.yaml"
 NOTHING = "# nothing here"  # of what some have in this place
 DNS_REFRESH_S = 2
-CHART_ENDPOINT = (
-    '[{endpoint: {address: {socket_address: {address: "{{ include "bistream.headlessHost" . }}.", port_value: {{ int .Values.ports.NAME }}'
-    "}}, health_check_config: {port_value: {{ int .Values.ports.health }}}}}]"
-)
 
 
 @dataclass(frozen=True)
@@ -61,9 +57,9 @@ def envoy_config(settings: ProxySettings, servers: Sequence[ServerAddress], temp
         "http_host": settings.http_host,
         "http_port": settings.http_port,
         "admin_port": settings.admin_port,
-        "tls_grpc": _transport(settings.tls, "h2"),
-        "tls_http": _transport(settings.tls, "http/1.1"),
-        "discovery": "type: STATIC" if all(_is_address(server.host) for server in servers) else _by_name(f"{DNS_REFRESH_S}s"),
+        "tls_grpc": transport(settings.tls, "h2"),
+        "tls_http": transport(settings.tls, "http/1.1"),
+        "discovery": "type: STATIC" if all(_is_address(server.host) for server in servers) else by_name(f"{DNS_REFRESH_S}s"),
         "grpc_endpoints": _endpoints(servers, [server.grpc_port for server in servers]),
         "http_endpoints": _endpoints(servers, [server.http_port for server in servers]),
         "health_interval": 0.5,
@@ -73,34 +69,7 @@ def envoy_config(settings: ProxySettings, servers: Sequence[ServerAddress], temp
     return Template(TEMPLATE.read_text(encoding="utf-8") if template is None else template).substitute(values)
 
 
-def chart_config() -> str:
-    """The same as a template of Helm, which the chart fills from its values."""
-    files = ProxyTls(*(Path("/secrets/tls") / name for name in ("tls.crt", "tls.key", "ca.crt")))
-    values = {
-        "grpc_host": "0.0.0.0",
-        "grpc_port": "{{ int .Values.ports.grpc }}",
-        "http_host": "0.0.0.0",
-        "http_port": "{{ int .Values.ports.http }}",
-        "admin_port": "{{ int .Values.envoy.adminPort }}",
-        "tls_grpc": _chart_transport(files, "h2"),
-        "tls_http": _chart_transport(files, "http/1.1"),
-        "discovery": _by_name("{{ int .Values.envoy.dnsRefreshSeconds }}s"),
-        "grpc_endpoints": CHART_ENDPOINT.replace("NAME", "grpc"),
-        "http_endpoints": CHART_ENDPOINT.replace("NAME", "http"),
-        "health_interval": "{{ .Values.envoy.healthCheckSeconds }}",
-        "more_listeners": '{{- include "bistream.envoyHealthListener" . | nindent 4 }}',
-        "more_clusters": '{{- include "bistream.envoyAdminCluster" . | nindent 4 }}',
-    }
-    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(values)
-
-
-def _chart_transport(files: ProxyTls, protocol: str) -> str:
-    mutual, plain = _transport(files, protocol), _transport(replace(files, client_ca=None), protocol)
-    conditions = "{{ if .Values.tls.clientCa }}", "{{ else if .Values.tls.existingSecret }}", "{{ else }}"
-    return "".join(word for pair in zip(conditions, (mutual, plain, NOTHING), strict=True) for word in pair) + "{{ end }}"
-
-
-def _by_name(refresh: str) -> str:
+def by_name(refresh: str) -> str:
     """How the addresses of names are found. The servers listen on IPv4."""
     config = {
         "@type": "type.googleapis.com/envoy.extensions.clusters.dns.v3.DnsCluster",
@@ -129,7 +98,7 @@ def _endpoint(server: ServerAddress, port: int) -> dict[str, Any]:
     return {"endpoint": {"address": address, "health_check_config": {"port_value": server.health_port}}}
 
 
-def _transport(tls: ProxyTls | None, protocol: str) -> str:
+def transport(tls: ProxyTls | None, protocol: str) -> str:
     """The transport of a filter chain. protocol: for ALPN."""
     if tls is None:
         return NOTHING

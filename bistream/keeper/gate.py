@@ -1,43 +1,43 @@
 """The gate beside the server: started first, restarted alone when it dies or hangs, drained with the models, ended last.
 
-A gate that leaves questions unanswered may only be busy: it is replaced when its event loop stands still (``hang_watch.BusyWatch``).
-One thread owns the process, because the server's start and its probes may occupy the supervisor for minutes. A gate that is lost takes
-its clients' sessions with it and nothing else. Used by ``supervisor``.
+It is a member like the servers of a group (``member_group``), in a thread of its own because the server's start and its probes may occupy
+the supervisor for minutes. A gate that leaves questions unanswered may only be busy: it is replaced when its event loop stands still,
+which shows in its ready file, and takes the sessions of its clients with it. The keeper knows it by its command line, this file, its health
+path and its exit code. Used by ``supervisor``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import logging
+import ssl
+import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
-from bistream.keeper.gate_process import GateProcess, ask_ready
-from bistream.keeper.hang_watch import BusyWatch
-from bistream.keeper.host import ServerError, url
-from bistream.keeper.served_models import CLOSING_S
+from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
+from bistream.keeper.hangs import HangWatch
+from bistream.keeper.health import READY
+from bistream.keeper.host import reachable, url
+from bistream.keeper.member_group import LOOK_INTERVAL_S, Member, MemberGroup, MemberPlan, import_path, spawn_member
+from bistream.keeper.repository import read_parameters
+from bistream.keeper.restart_policy import RestartLimits
+from bistream.keeper.served_models import CLOSING_S, Sign
 from bistream.keeper.server_process import Interrupted
-from gateway.settings import GateSettings
+from gateway.options import command
+from gateway.settings import GateLimits, GateSettings
 
 logger = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 0.1  # whether the process has ended, and while it is not ready, whether it is
-ASK_INTERVAL_S = 1.0  # of a gate that is ready
-ASK_TIMEOUT_S = 2.0
-UNREADY_AFTER_S = 5.0  # without a heartbeat it takes no sessions, whatever it said before
-LAST_WORDS_S = 3.0  # for one that seems to be dead, to show that it drains
-CLOSE_TIMEOUT_S = 3.0  # for its last words to the clients
-FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0  # before a restart; the first one in a row has none
-STABLE_AFTER_S = 60.0
-
-
-def restart_delay_s(restarts: int) -> float:
-    """restarts: how many there were in a row."""
-    return 0.0 if restarts == 0 else min(FIRST_DELAY_S * 2.0 ** (restarts - 1), LONGEST_DELAY_S)
+ASK_INTERVAL_S, ASK_TIMEOUT_S = 1.0, 2.0  # of a gate that is ready; else it is asked at each look
+UNREADY_AFTER_S, HANG_TIMEOUT_S = 5.0, 30.0  # without a heartbeat it takes no sessions, whatever it said before; it is replaced
+RESTARTS = RestartLimits(budget=7, window_s=300.0, first_delay_s=0.5, longest_delay_s=30.0)
+BYTES_PER_CHARACTER = 4  # of UTF-8, at most
 
 
 class Gate:
@@ -69,182 +69,153 @@ class Gate:
         yield
 
 
-class KeptGate(Gate):
-    """make, ask, clock: for tests."""
+class KeptGate(Gate, MemberGroup):
+    """settings: with an HTTP door, and the ports for all its processes. ask, spawn_process, pause, clock: for tests."""
 
     def __init__(
         self,
         settings: GateSettings,
-        make: Callable[[GateSettings], GateProcess] = GateProcess,
-        ask: Callable[[GateSettings, float], bool | None] = ask_ready,
+        ask: Callable[[GateSettings], bool | None] | None = None,
+        spawn_process: Callable[[MemberPlan], tuple[subprocess.Popen[str], Callable[[], str]]] = spawn_member,
+        pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.settings = settings  # with the ports that it has, once it is open
-        self._make = make
-        self._ask = ask
-        self._clock = clock
-        self._process: GateProcess | None = None
-        self._opening: Future[None] = Future()
-        self._wake = threading.Event()
-        self._ended = threading.Event()
-        self._is_ready = self._is_draining = self._is_closing = False
-
-    @property
-    def grpc_url(self) -> str:
-        return url(self.settings.grpc.address, self.settings.grpc.port)
-
-    @property
-    def http_url(self) -> str:
-        assert self.settings.http is not None
-        return url(self.settings.http.address, self.settings.http.port)
+        assert settings.http is not None
+        self._settings = settings
+        self.grpc_url = url(settings.grpc.address, settings.grpc.port)
+        self.http_url = url(settings.http.address, settings.http.port)
+        self._ask = ask or ask_ready
+        self._folder = tempfile.TemporaryDirectory(prefix="bistream-gate-")
+        self._ready_file = Path(self._folder.name) / "ready.json"
+        plan = MemberPlan(
+            "the gate",
+            command(replace(settings, ready_file=self._ready_file)),
+            self._ready_file,
+            import_path(),
+            settings.drain_timeout_s + CLOSING_S,
+            has_label=False,
+        )
+        self._member = Member(plan, RESTARTS, spawn_process, clock)
+        super().__init__([[self._member]], pause, clock)
+        self._watch = HangWatch(HANG_TIMEOUT_S, clock, max_step_s=LOOK_INTERVAL_S + ASK_INTERVAL_S + ASK_TIMEOUT_S)
+        self._ask_at = 0.0
+        self._takes_sessions = False
+        self._opened, self._ended = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
 
     @property
     def is_ready(self) -> bool:
-        return self._is_ready and not self._is_draining
+        return self._takes_sessions and self._stops == 0
 
     @property
     def has_ended(self) -> bool:
         return self._ended.is_set()
 
     def hold(self) -> None:
-        if self._hold_file is not None:
-            self._hold_file.touch()
+        if self._settings.upstream.hold_file is not None:
+            self._settings.upstream.hold_file.touch()
 
     def release(self) -> None:
-        if self._hold_file is not None:
-            self._hold_file.unlink(missing_ok=True)
+        if self._settings.upstream.hold_file is not None:
+            self._settings.upstream.hold_file.unlink(missing_ok=True)
 
-    @property
-    def _hold_file(self) -> Path | None:
-        return self.settings.upstream.hold_file
+    def drain(self) -> None:
+        self.stop()
 
     @contextlib.contextmanager
     def opened(self, should_stop: Callable[[], bool]) -> Iterator[None]:
-        thread = threading.Thread(target=self._keep, args=(should_stop,), name="bistream-gate", daemon=True)
-        thread.start()
-        try:
-            self._opening.result()
-            yield
-        finally:
-            self._is_closing = True
-            self._wake.set()
-            thread.join()
-
-    def drain(self) -> None:
-        self._is_draining = True
-        if self._process is not None:
-            self._process.ask_to_end()
-        self._wake.set()
+        thread = threading.Thread(target=self._keep, name="bistream-gate", daemon=True)
+        with self._folder:
+            thread.start()
+            try:
+                while not self._opened.wait(LOOK_INTERVAL_S):
+                    if should_stop():
+                        raise Interrupted
+                if self._error is not None:
+                    raise self._error
+                yield
+            finally:
+                self._stops += 2  # at once
+                thread.join()
 
     # The thread
 
-    def _keep(self, should_stop: Callable[[], bool]) -> None:
+    def _keep(self) -> None:
         try:
-            process = self._start(should_stop)
+            self.run()
         except Exception as error:
+            self._error = error
+            if self._opened.is_set():
+                logger.exception("the gate is not kept any more")
+        finally:
             self._ended.set()
-            self._opening.set_exception(error)
-            return
-        self._opening.set_result(None)
-        restarts = 0
-        while True:
-            started_at = self._clock()
-            reason = self._watch(process)
-            self._is_ready = False
-            process.kill()
-            if self._must_end():
-                break
-            if self._clock() - started_at > STABLE_AFTER_S:
-                restarts = 0
-            successor, restarts = self._replace(reason, restarts)
-            if successor is None:
-                break
-            process = successor
-        if self._is_draining and not self._is_closing and process.exit_code() != 0:
-            logger.error("%s while it drained; the sessions in it are lost", reason)
-        self._ended.set()
+            self._opened.set()
 
-    def _must_end(self) -> bool:
-        return self._is_draining or self._is_closing
+    def _start(self) -> None:
+        self._open(self._member)
+        self._opened.set()
 
-    def _start(self, should_stop: Callable[[], bool]) -> GateProcess:
-        process = self._make(self.settings)
-        process.start(should_stop)
-        self.settings = process.settings
-        self._process = process
-        if self._is_draining:  # came while it started
-            process.ask_to_end()
-        return process
+    def _look(self) -> None:
+        self._member.look()
+        if not self._member.is_ready:
+            self._takes_sessions = False
+        elif self._clock() >= self._ask_at:
+            with contextlib.suppress(TimeoutError):  # it may be busy
+                if (answer := self._ask(self._settings)) is not None:
+                    self._takes_sessions = answer
+            self._ask_at = self._clock() + ASK_INTERVAL_S if self._takes_sessions else 0.0
+        if (pid := self._member.pid) is not None:
+            self._end_hanging(pid)
 
-    def _replace(self, reason: str, restarts: int) -> tuple[GateProcess | None, int]:
-        """The next process, and the number of restarts in a row; ``None`` when none is wanted any more. It never gives up."""
-        while True:
-            delay_s = restart_delay_s(restarts)
-            restarts += 1
-            logger.error("%s; restarting the gate in %.1f s, the server goes on", reason.rstrip("."), delay_s)
-            self._wake.wait(delay_s)
-            if self._must_end():
-                return None, restarts
-            try:
-                return self._start(self._must_end), restarts
-            except Interrupted:
-                return None, restarts
-            except (ServerError, OSError, RuntimeError) as error:  # no file, process or thread to be had, for the moment
-                reason = str(error)
-
-    def _watch(self, process: GateProcess) -> str:
-        """Returns why the process is of no use any more."""
-        life = BusyWatch(LOOK_INTERVAL_S + ASK_INTERVAL_S + ASK_TIMEOUT_S, self._clock)
-        answers, ask_at, give_up_at = 0, 0.0, float("inf")
-        while process.exit_code() is None:
-            now = self._clock()
-            if self._is_closing:
-                return self._close(process)
-            if self._is_draining:
-                give_up_at = min(give_up_at, now + self.settings.drain_timeout_s + CLOSING_S)
-                if now > give_up_at:
-                    return "The gate did not end in time"
-                time.sleep(LOOK_INTERVAL_S)
-                continue
-            if not self._is_ready or now >= ask_at:
-                ask_at = now + ASK_INTERVAL_S
-                with contextlib.suppress(TimeoutError):  # it may be busy
-                    self._note(self._ask(self.settings, ASK_TIMEOUT_S))
-                    answers += 1
-            vitals = process.vitals()
-            reason = life.look(replace(vitals, beat=(vitals.beat, answers)))
-            self._note_silence(life.silent_s)
-            if reason is not None:
-                self._end_silent(process)
-                return f"The gate {reason}"
-            self._wake.wait(LOOK_INTERVAL_S)
-        return f"The gate ended by itself with exit code {process.exit_code()}"
-
-    def _note(self, is_ready: bool | None) -> None:
-        """A gate that asks for certificates answers the keeper no questions: its open doors must do."""
-        if is_ready is not None:
-            self._is_ready = is_ready
-        elif self.settings.tls is not None and self.settings.tls.client_ca is not None:
-            self._is_ready = True
-
-    def _note_silence(self, silent_s: float) -> None:
-        if silent_s >= UNREADY_AFTER_S and self._is_ready:
+    def _end_hanging(self, pid: int) -> None:
+        beat = 0
+        with contextlib.suppress(OSError):  # it starts or ends
+            beat = self._ready_file.stat().st_mtime_ns
+        hangs = self._watch.look({pid: Sign(beat)})
+        silent_s = self._watch.silences()[pid]
+        if silent_s >= UNREADY_AFTER_S and self._takes_sessions:
             logger.warning("the gate has given no sign of life for %.0f s", silent_s)
-            self._is_ready = False
+            self._takes_sessions = False
+        if hangs:
+            logger.error("the gate has given no sign of life for %.0f s and is killed", silent_s)
+            self._member.kill()
 
-    def _end_silent(self, process: GateProcess) -> None:
-        """Before it is killed. If its loop turns again after the signal, it drains, and its sessions have the time of any drain."""
-        beat, asked_at = process.vitals().beat, self._clock()
-        process.ask_to_end()
-        give_up_at = asked_at + LAST_WORDS_S
-        while process.exit_code() is None and not self._is_closing and self._clock() < give_up_at:
-            if process.vitals().beat != beat:
-                give_up_at = asked_at + self.settings.drain_timeout_s + CLOSING_S
-            time.sleep(LOOK_INTERVAL_S)
 
-    def _close(self, process: GateProcess) -> str:
-        deadline = self._clock() + CLOSE_TIMEOUT_S
-        while process.exit_code() is None and self._clock() < deadline:
-            process.ask_to_end()
-            time.sleep(LOOK_INTERVAL_S)
-        return "The gate did not end at once"
+def ask_ready(settings: GateSettings) -> bool | None:
+    """Whether the gate takes sessions; ``None`` where it answers without saying so. Raises ``TimeoutError`` when it does not answer.
+
+    A closed connection is an answer too (its addresses may have as many as they are allowed). A gate that asks for certificates answers
+    the keeper nothing else: its open doors must do. Nothing is sent but a question, so the gate's certificate is not checked.
+    """
+    assert settings.http is not None
+    address = reachable(settings.http.address)
+    if settings.tls is None:
+        connection = http.client.HTTPConnection(address, settings.http.port, timeout=ASK_TIMEOUT_S)
+    else:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection = http.client.HTTPSConnection(address, settings.http.port, timeout=ASK_TIMEOUT_S, context=context)
+    with contextlib.closing(connection):
+        try:
+            connection.request("GET", READY)
+            return connection.getresponse().status == http.client.OK
+        except TimeoutError:
+            raise
+        except (OSError, http.client.HTTPException):
+            return True if settings.tls is not None and settings.tls.client_ca is not None else None
+
+
+def fit_limits(limits: GateLimits, model_repository: Path) -> GateLimits:
+    """Room for the longest text of a front model, and the rate of its audio, unless somebody has set other values than the defaults."""
+    parameters = read_parameters(model_repository)
+
+    def largest(name: str) -> int:
+        """0: no front model has it."""
+        found = (parameters.get(contract.name, {}).get(name, "") for contract in (COSYVOICE2_BISTREAM, COSYVOICE2))
+        return max((int(value) for value in found if value.isdigit()), default=0)
+
+    if limits.max_text_bytes == GateLimits.max_text_bytes:
+        limits = replace(limits, max_text_bytes=max(limits.max_text_bytes, BYTES_PER_CHARACTER * largest("max_text_chars")))
+    if limits.sample_rate == GateLimits.sample_rate:
+        limits = replace(limits, sample_rate=largest("sample_rate") or limits.sample_rate)
+    return limits

@@ -24,35 +24,25 @@ from numpy.typing import NDArray
 from bistream.audio.reference_tone import recording
 from bistream.checkpoints.files import family_of
 from bistream.config import RuntimeConfig
-from bistream.contract.codec import Arrays, scalar_array, text_array
+from bistream.contract.codec import Arrays
 from bistream.contract.fields import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
 from bistream.errors import BistreamError
 from bistream.hops.policy import HopPolicy
-from bistream.keeper.golden import (
-    DISTANCE_OTHER,
-    SEED,
-    TEXT,
-    TRANSCRIPT,
-    Golden,
-    audio_fault,
-    difference,
-    distance,
-    hops,
-)
-from bistream.keeper.golden_facts import (
+from bistream.keeper.golden import DISTANCE_OTHER, SEED, TEXT, TRANSCRIPT, Golden, audio_fault, difference, distance, hops
+from bistream.keeper.golden_store import (
     HOP_SETTINGS,
+    GoldenStore,
     Parameters,
+    StoredGolden,
     check_archives,
     checkpoint,
-    checkpoint_files,
     environment,
     hardware,
     tiers_of,
 )
-from bistream.keeper.golden_store import GoldenStore, StoredGolden
 from bistream.keeper.host import GoldenError
 from bistream.keeper.metrics import triton_text
-from bistream.keeper.model_requests import ModelStream, RequestError
+from bistream.keeper.model_requests import ModelStream, RequestError, Values
 from bistream.keeper.repository import read_parameters
 from bistream.keeper.server_process import TritonServer
 from bistream.processes.start_phases import phase
@@ -62,7 +52,6 @@ from bistream.voice.conditioning import condition_reference
 
 logger = logging.getLogger(__name__)
 
-METRICS_ATTEMPTS = 5
 COMPILED_ANEW = "graphs"  # a tier whose compiler chooses among kernels by timing them: without its cache, sums may get another order
 SUMS_VARY = "kernels"  # a tier that adds with atomics
 ATTEMPTS = 2  # a session of the probes may still run beside the first, and in some tiers the company changes the last bit
@@ -86,29 +75,35 @@ class GoldenCheck:
         began = time.monotonic()
         try:
             store = GoldenStore(self.state_dir, checkpoint(parameters))
-            tiers = _tiers(server)
+            tiers = tiers_of(triton_text(f"{server.http_url.rpartition(':')[0]}:{server.ports.metrics}"))
             present = environment(parameters, tiers, self.hardware.result())
             stored = store.find(present)
             is_known = stored is not None and stored.environment == present
             if stored is None:
                 with phase("golden utterance: checksums of the weights"):
-                    check_archives(checkpoint_files(parameters))
+                    check_archives(parameters)
             form = _Form.of(parameters)
             with ModelStream(server.grpc_url, self.timeout_s, should_stop) as stream:
                 if stored is not None:
                     _speak_as(stored, stream, form, is_known and COMPILED_ANEW not in tiers, SUMS_VARY in tiers)
-                golden = None if is_known else _speak_anew(stream, form)
+                golden, fault = (None, None) if is_known else speak(stream, None, form)
+            if fault is not None:
+                raise GoldenError(f"The golden utterance is no speech: {fault}; check the model directory, or try --set kernels=plain.")
         except RequestError as error:
             raise GoldenError(f"The golden utterance was not spoken: {error}") from None
         except BistreamError as error:
             raise GoldenError(f"The golden utterance was not spoken: {error.sentence}") from None
-        took = f"{time.monotonic() - began:.1f} s"
         if golden is None:
-            logger.info("the golden utterance is as stored (%s)", took)
-            return
-        _say_new(stored, present.differences(stored.environment) if stored else [], took)
+            found = "is as stored"
+        elif stored is None:
+            found = "of a checkpoint that is new here is stored for later starts"
+        else:
+            names = ", ".join(difference.partition(",")[0] for difference in present.differences(stored.environment))
+            found = f"is like that of {stored.path.name}, which differs in {names}"
+        logger.info("the golden utterance %s (%.1f s)", found, time.monotonic() - began)
         try:
-            store.save(golden, present)
+            if golden is not None:
+                store.save(golden, present)
         except OSError as error:
             logger.warning("the golden utterance cannot be stored in %s (%s); choose another --state-dir", store.folder, error.strerror)
 
@@ -131,28 +126,6 @@ class _Form:
         recordings = {name: values[name] for name in ("condition_recordings", "min_reference_s", "max_reference_s") if name in values}
         policy = HopPolicy(family.audio_format, family.blocks, first, max_chunks=most)
         return cls(family.mel_high_hz, family.audio_format.samples_per_token, policy, RuntimeConfig.from_strings(recordings))
-
-
-def _tiers(server: TritonServer) -> str:
-    """Without them the environment would pass for another one, so a busy server is asked more than once."""
-    address = f"{server.http_url.rpartition(':')[0]}:{server.ports.metrics}"
-    return next((tiers for _ in range(METRICS_ATTEMPTS) if (tiers := tiers_of(triton_text(address)))), "")
-
-
-def _say_new(stored: StoredGolden | None, differences: list[str], took: str) -> None:
-    if stored is None:
-        logger.info("the golden utterance of a checkpoint that is new here is stored for later starts (%s)", took)
-    else:
-        names = ", ".join(difference.partition(",")[0] for difference in differences)
-        logger.info("the golden utterance is like that of %s, which differs in %s (%s)", stored.path.name, names, took)
-
-
-def _speak_anew(stream: ModelStream, form: _Form) -> Golden:
-    """With its own inputs in every stage, for the next start to compare with. Raises ``GoldenError``."""
-    golden, fault = speak(stream, None, form)
-    if fault is not None:
-        raise GoldenError(f"The golden utterance is no speech: {fault}; check the model directory, or try --set kernels=plain.")
-    return golden
 
 
 def _speak_as(stored: StoredGolden, stream: ModelStream, form: _Form, exact: bool, sums_vary: bool) -> None:
@@ -194,18 +167,8 @@ def speak(stream: ModelStream, base: Golden | None, form: _Form) -> tuple[Golden
 def _front_model_fault(stream: ModelStream, alike: Golden | None, samples: int) -> str | None:
     """What is wrong with the same utterance as a caller hears it. alike: made of the same tokens. samples: that they have."""
     wav = recording()
-    responses = stream.ask(
-        COSYVOICE2_BISTREAM,
-        {
-            "session_id": text_array(_session_id()),
-            "target_text": text_array(TEXT),
-            "reference_wav": wav.reshape(1, -1),
-            "reference_wav_len": scalar_array(len(wav), np.int32),
-            "reference_text": text_array(TRANSCRIPT),
-            "is_end": scalar_array(True, np.bool_),
-            "seed": scalar_array(SEED, np.int64),
-        },
-    )
+    voice: Values = {"reference_wav": wav.reshape(1, -1), "reference_wav_len": len(wav), "reference_text": TRANSCRIPT}
+    responses = stream.ask(COSYVOICE2_BISTREAM, {"session_id": _session_id(), "target_text": TEXT, "is_end": True, "seed": SEED, **voice})
     heard = np.concatenate([np.zeros(0, np.float32), *(response["waveform"].reshape(-1) for response in responses)])
     if (fault := audio_fault(heard)) is not None:
         return f"the audio of {COSYVOICE2_BISTREAM.name} {fault}"
@@ -217,17 +180,8 @@ def _front_model_fault(stream: ModelStream, alike: Golden | None, samples: int) 
 
 
 def _speech_tokens(stream: ModelStream, voice: VoicePrompt) -> IntArray:
-    responses = stream.ask(
-        LLM_BISTREAM,
-        {
-            "session_id": text_array(_session_id()),
-            "text": text_array(TEXT),
-            "is_end": scalar_array(True, np.bool_),
-            "prompt_text": text_array(voice.prompt_text),
-            "prompt_speech_tokens": voice.speech_tokens,
-            "seed": scalar_array(SEED, np.int64),
-        },
-    )
+    prompt: Values = {"prompt_text": voice.prompt_text, "prompt_speech_tokens": voice.speech_tokens}
+    responses = stream.ask(LLM_BISTREAM, {"session_id": _session_id(), "text": TEXT, "is_end": True, "seed": SEED, **prompt})
     if error := next((str(response["error"].reshape(-1)[0].decode()) for response in responses if response["error"].reshape(-1)[0]), ""):
         raise RequestError(f"model {LLM_BISTREAM.name}: {error}")
     tokens: IntArray = np.concatenate([np.zeros(0, np.int32), *(response["speech_token_ids"].reshape(-1) for response in responses)])
@@ -238,21 +192,16 @@ def _speech_tokens(stream: ModelStream, voice: VoicePrompt) -> IntArray:
 
 def _waveform(stream: ModelStream, voice: VoicePrompt, tokens: IntArray, policy: HopPolicy) -> FloatArray:
     session_id, pieces = _session_id(), hops(tokens, len(voice.speech_tokens), policy)
-    prompt: Arrays = {
+    prompt: Values = {
         "prompt_spk_embedding": voice.speaker_embedding,
         "prompt_speech_tokens": voice.speech_tokens,
         "prompt_speech_feat": voice.speech_feat,
-        "seed": scalar_array(SEED, np.int64),
+        "seed": SEED,
     }
     chunks = []
-    for index, piece in enumerate(pieces):
-        arrays: Arrays = {
-            "session_id": text_array(session_id),
-            "target_speech_tokens": piece.astype(np.int32),
-            "finalize": scalar_array(index + 1 == len(pieces), np.bool_),
-            **(prompt if index == 0 else {}),
-        }
-        chunks.append(_one(stream.ask(TOKEN2WAV, arrays), "waveform").reshape(-1))
+    for number, piece in enumerate(pieces, 1):
+        hop: Values = {"session_id": session_id, "target_speech_tokens": piece.astype(np.int32), "finalize": number == len(pieces)}
+        chunks.append(_one(stream.ask(TOKEN2WAV, {**hop, **(prompt if number == 1 else {})}), "waveform").reshape(-1))
     return np.concatenate(chunks)
 
 

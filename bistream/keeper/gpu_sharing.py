@@ -16,10 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from bistream.keeper.child import DIE_WITH_PARENT
+from bistream.keeper.child import OutputCopy, spawn
 from bistream.keeper.host import ServerError
 
 logger = logging.getLogger(__name__)
@@ -29,11 +29,12 @@ CONTROL_PROGRAM = "nvidia-cuda-mps-control"
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"  # both variables: NVIDIA's manual of the Multi-Process Service
 LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
 DEFAULT_PIPES = Path("/tmp/nvidia-mps")  # where CUDA looks for a daemon by default
-NO_GPU = "no GPU can be used"
-READY_TIMEOUT_S = 10.0
-QUIT_TIMEOUT_S = 10.0
+DRIVER = Path("/dev/nvidiactl")  # there on hosts with a GPU; opening one to find out takes a second or two
+READY_TIMEOUT_S = QUIT_TIMEOUT_S = 10.0
 _RETRY_S = 0.1
-_LISTENING_S = 1.0  # by then the daemon has its socket
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_QUERY = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
+_QUERY_TIMEOUT_S = 60.0  # the driver may have to be loaded
 # Exit code 0: the first GPU can be used.
 _USE_GPU = (
     "import ctypes,sys\n"
@@ -50,7 +51,7 @@ def shared_gpu(mode: str = "auto", probe: str = _USE_GPU) -> Iterator[bool]:
     auto: if the daemon is installed, works with a GPU and is not running already. on: the same, but ``ServerError`` if it is
     impossible. off: never. probe: Python code whose exit code 0 means that the GPU can be used.
     """
-    if mode == "off" or _is_shared_already():
+    if mode == "off" or PIPE_VARIABLE in os.environ or (DEFAULT_PIPES / "control").exists() or (mode == "auto" and not DRIVER.exists()):
         yield False
         return
     with contextlib.ExitStack() as stack:
@@ -59,72 +60,77 @@ def shared_gpu(mode: str = "auto", probe: str = _USE_GPU) -> Iterator[bool]:
             stack.close()
             if mode == "on":
                 raise ServerError(f"the GPU cannot be shared through MPS: {problem}; start with --mps off")
-            if problem != NO_GPU:
-                logger.info("the model processes take turns on the GPU: %s", problem)
+            logger.info("the model processes take turns on the GPU: %s", problem)
         yield problem is None
-
-
-def _is_shared_already() -> bool:
-    return PIPE_VARIABLE in os.environ or (DEFAULT_PIPES / "control").exists()
 
 
 def _try_to_share(stack: contextlib.ExitStack, probe: str) -> str | None:
     """Start the daemon and point CUDA to it; closing ``stack`` undoes both. Returns what prevents it, or None."""
     program = shutil.which(CONTROL_PROGRAM)
     if program is None:
-        return f"{CONTROL_PROGRAM} is not installed" if _can_use_gpu(probe) else NO_GPU
+        return f"{CONTROL_PROGRAM} is not installed"
     directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="bistream-mps-", ignore_cleanup_errors=True))
-    stack.enter_context(_environment({PIPE_VARIABLE: directory, LOG_VARIABLE: directory}))
+    for name in (PIPE_VARIABLE, LOG_VARIABLE):
+        os.environ[name] = directory  # for all that is started from here on
+        stack.callback(os.environ.pop, name, None)
     stack.enter_context(_daemon(program))
-    began, is_known_alone = time.monotonic(), False
-    while not (listens := (Path(directory) / "control").exists()) or not _can_use_gpu(probe):
-        # Only now is it asked whether there is a GPU at all: opening one takes a second or two, at every start.
-        if not is_known_alone and (listens or time.monotonic() > began + _LISTENING_S):
-            if not _can_use_gpu(probe, through_daemon=False):
-                return NO_GPU
-            is_known_alone = True
-        if time.monotonic() > began + READY_TIMEOUT_S:
+    give_up_at = time.monotonic() + READY_TIMEOUT_S
+    while not (Path(directory) / "control").exists() or not _can_use_gpu(probe):
+        if time.monotonic() > give_up_at:
             return "the daemon runs, but no GPU can be used through it"
         time.sleep(_RETRY_S)
     return None
 
 
-def _can_use_gpu(probe: str, through_daemon: bool = True) -> bool:
-    """through_daemon: through ours, where it runs."""
-    environment = {name: value for name, value in os.environ.items() if through_daemon or name not in (PIPE_VARIABLE, LOG_VARIABLE)}
-    command = [sys.executable, "-c", probe]
+def _can_use_gpu(probe: str) -> bool:
     try:
-        return subprocess.run(command, env=environment, capture_output=True, timeout=READY_TIMEOUT_S, check=False).returncode == 0
+        return subprocess.run([sys.executable, "-c", probe], capture_output=True, timeout=READY_TIMEOUT_S, check=False).returncode == 0
     except subprocess.TimeoutExpired:
         return False
 
 
 @contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process, which its children inherit."""
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            os.environ.pop(name, None)
-
-
-@contextlib.contextmanager
 def _daemon(program: str) -> Iterator[None]:
-    daemon = subprocess.Popen(
-        [sys.executable, "-c", DIE_WITH_PARENT, program, "-f"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C must reach the keeper alone
-    )
+    daemon = spawn([program, "-f"])
+    OutputCopy(daemon, lambda line: None)
     try:
         yield
     finally:
         with contextlib.suppress(subprocess.SubprocessError, OSError):
             subprocess.run([program], input=b"quit\n", capture_output=True, timeout=QUIT_TIMEOUT_S, check=False)
             daemon.wait(QUIT_TIMEOUT_S)
-        if daemon.poll() is None:
-            daemon.kill()
+        daemon.kill()
         daemon.wait()
+
+
+# One GPU for each server of a host (``scripts/serve_gpus.py``), by a name that CUDA accepts alone
+
+
+def installed_gpus() -> list[str]:
+    """UUIDs in the order of the PCI bus; none without a driver."""
+    try:
+        done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.startswith("GPU-")] if done.returncode == 0 else []
+
+
+def visible_gpus(environment: Mapping[str, str], installed: Callable[[], list[str]] = installed_gpus) -> list[str]:
+    """UUIDs where they are known: a number would mean another GPU to a process behind the MPS daemon of that GPU, which counts from 0 again
+    (NVIDIA's manual of the Multi-Process Service)."""
+    found = installed()
+    chosen = environment.get(DEVICES_VARIABLE)
+    if chosen is None:
+        return found
+    names: list[str] = []
+    for name in map(str.strip, chosen.split(",")):
+        if not name or name.startswith("-"):  # CUDA ignores what follows an invalid one
+            break
+        names.append(found[int(name)] if name.isdigit() and int(name) < len(found) else name)
+    return names
+
+
+def deal_out(gpus: list[str], servers: int | None) -> list[str | None]:
+    """The GPU of each server; ``None`` without any. servers: how many, or one for each GPU."""
+    count = len(gpus) if servers is None else servers
+    return [gpus[number % len(gpus)] if gpus else None for number in range(count)]

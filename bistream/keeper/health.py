@@ -12,7 +12,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 
-from bistream.keeper.host import PortInUseError
+from bistream.keeper.host import ServerError
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class HealthServer:
         try:
             self._server = _Server((address, port), _handler(is_ready, metrics, describe))
         except OSError as error:
-            raise PortInUseError(f"Health port {port} cannot be used ({error.strerror}); choose another one.") from None
+            raise ServerError(f"Health port {port} cannot be used ({error.strerror}); choose another one.") from None
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL_INTERVAL_S,), name="bistream-health", daemon=True)
 

@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import http.client
+import random
 import signal
 import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Collection
 from pathlib import Path
-from types import FrameType
 
 SHARED_MEMORY = Path("/dev/shm")
+LOOPBACK = "127.0.0.1"
+_PORTS = (10_000, 60_000)
+_PORT_ATTEMPTS = 100
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class ServerError(Exception):
     """The server cannot start or has died; the message is for the operator."""
-
-
-class PortInUseError(ServerError):
-    """A port was taken between choosing and using it, or belongs to another server."""
 
 
 class GoldenError(ServerError):
@@ -33,12 +36,8 @@ class GoldenError(ServerError):
 
 def handle_stop_signals(stop: Callable[[], None]) -> None:
     """Have SIGTERM, SIGINT and SIGHUP call ``stop``. From the main thread."""
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        stop()
-
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, handler)
+        signal.signal(number, lambda number, frame: stop())
 
 
 def library_directories() -> list[str]:
@@ -72,6 +71,24 @@ def is_free(address: str, port: int) -> bool:
     return True
 
 
+def free_ports(count: int, others: Collection[int | None] = ()) -> range:
+    """Free ones in a row on loopback. others: wanted elsewhere. Raises ``ServerError`` where there are none.
+
+    They lie below those that the system gives to connections, where it can be avoided: one of them could be given away before a server
+    listens there, or while it is restarted, even to the gate that tries to reach it, which would then talk to itself.
+    """
+    lowest, highest = _PORTS
+    ephemeral = int(_EPHEMERAL.read_text(encoding="ascii").split()[0])
+    if ephemeral > lowest + _PORT_ATTEMPTS:
+        highest = min(highest, ephemeral)
+    for _ in range(_PORT_ATTEMPTS):
+        first = random.randrange(lowest, highest - count)
+        ports = range(first, first + count)
+        if not set(ports) & set(others) and all(is_free(LOOPBACK, port) for port in ports):
+            return ports
+    raise ServerError(f"There are no {count} free ports in a row; give the ports.")
+
+
 def reachable(address: str) -> str:
     """The address under which this host reaches a server that listens there."""
     return {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}.get(address, address)
@@ -81,6 +98,18 @@ def url(address: str, port: int) -> str:
     """``HOST:PORT`` for a client on this host."""
     host = reachable(address)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def fetch(address: str, path: str, timeout_s: float) -> tuple[int, str] | None:
+    """Status and text of an HTTP server on this host; ``None`` when it does not answer. address: ``HOST:PORT``."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=timeout_s) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code, ""
+    except (OSError, http.client.HTTPException):
+        return None
 
 
 def end_process(process: subprocess.Popen[bytes], kill_after_s: float = 5.0) -> None:

@@ -1,7 +1,7 @@
-"""Whether the host gives the server the open files, threads and shared memory that its settings need, checked before the start.
+"""Whether the host gives the server the files, open files and shared memory that its settings need, checked before the start.
 
-Without the check the server fails later and in a worse way: without files it accepts no connection, without threads the start ends
-in the trace of a library, without shared memory single requests fail. Called by ``scripts/serve.py``.
+Without the check the server fails later and in a worse way: without open files it accepts no connection, without shared memory single
+requests fail, and a path that Triton does not pass on whole hangs the start. Called by ``scripts/serve.py``.
 """
 
 from __future__ import annotations
@@ -21,25 +21,24 @@ from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
 from bistream.keeper.host import SHARED_MEMORY, ServerError
 from bistream.keeper.repository import count_instances, read_parameters
-from bistream.keeper.server_process import BACKEND_THREADS, ServerSettings
-from bistream.processes.limits import NO_LIMIT, raise_soft_limit
+from bistream.keeper.server_process import ServerSettings
+from bistream.processes.limits import raise_soft_limit
 
 logger = logging.getLogger(__name__)
 
 MIB = 2**20
 FILES_WANTED = 65_536  # the soft limit, as far as the hard one allows: connections that wait for their end count too
-# Measured with six models on two cores without a GPU, idle: 70 files and 46 threads of the server itself, 8 to 13 threads of a model
-# process, 1 MiB of shared memory each. A network that takes a recording of 30 s in one piece grew its memory to 5 MiB.
+# Measured with six models on two cores without a GPU, idle: 70 files of the server itself, 1 MiB of shared memory for each model process.
+# A network that takes a recording of 30 s in one piece grew its memory to 5 MiB.
 _FILES_OF_SERVER, _FILES_TO_START = 256, 128
-_THREADS_OF_SERVER, _THREADS_OF_MODEL, _THREADS_OF_KEEPER = 64, 16, 16
 _MEMORY_TO_START, _MEMORY_OF_MODEL = MIB, 6 * MIB
 _CONNECTIONS_PER_SESSION = 4  # the session's own, ones that are opening or closing, and those of callers that are refused
 _BYTES_PER_SAMPLE = 4
 _FRONT_MODELS = (COSYVOICE2.name, COSYVOICE2_BISTREAM.name)
-# What a shell takes as it is: the backend puts paths into a command line without quoting them, and a model process that gets half of a
-# path hangs the start.
+# What a shell takes as it is: the backend puts paths into a command line without quoting them.
 _PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 _PATH_PARAMETERS = ("model_dir", "voices_dir")
+_SETUP = "run: bash run.sh setup"
 
 
 @dataclass(frozen=True)
@@ -52,35 +51,31 @@ class Need:
 
 @dataclass(frozen=True)
 class HostNeeds:
-    """files: open in one process. threads: of the server, its models and the keeper. shared_memory: bytes."""
+    """files: open in one process. shared_memory: bytes."""
 
     files: Need
-    threads: Need
     shared_memory: Need
 
 
-@dataclass(frozen=True)
-class HostRoom:
-    """threads: more of them and of processes that the control group allows. thread_limit: those that exist included."""
+def prepare_host(settings: ServerSettings) -> None:
+    """Raise the soft limit of open files, log a warning for each shortage. Raises ``ServerError`` when the server could not start."""
+    check_paths(settings)
+    files, memory = raise_soft_limit(resource.RLIMIT_NOFILE, FILES_WANTED), 0
+    with contextlib.suppress(OSError):
+        memory = shutil.disk_usage(SHARED_MEMORY).free
+    for warning in shortages(host_needs(settings.model_repository), files, memory):
+        logger.warning("%s", warning)
 
-    files: int
-    threads: int
-    thread_limit: int
-    shared_memory: int
 
-
-def host_needs(model_repository: Path, processors: int) -> HostNeeds:
+def host_needs(model_repository: Path) -> HostNeeds:
     """From the models' ``config.pbtxt``."""
-    parameters, instances = read_parameters(model_repository), count_instances(model_repository)
-    front_models = [values for name, values in parameters.items() if name in _FRONT_MODELS]
+    front_models = [values for name, values in read_parameters(model_repository).items() if name in _FRONT_MODELS]
+    instances = count_instances(model_repository)
     sessions = sum(int(_number(values, "max_sessions")) for values in front_models)
     recording_s = max((_number(values, "max_reference_s") for values in front_models), default=0.0)
-    compute = sum(int(_number(values, "num_threads")) or processors for values in parameters.values())
-    threads = _THREADS_OF_KEEPER + _THREADS_OF_SERVER + instances * (BACKEND_THREADS + _THREADS_OF_MODEL)
     recordings = int(sessions * recording_s * REFERENCE_SAMPLE_RATE * _BYTES_PER_SAMPLE)
     return HostNeeds(
         Need(_FILES_TO_START, _FILES_OF_SERVER + _CONNECTIONS_PER_SESSION * sessions),
-        Need(threads, threads + processors + compute),  # a start may do with fewer computing threads
         Need(instances * _MEMORY_TO_START, instances * _MEMORY_OF_MODEL + recordings),
     )
 
@@ -94,62 +89,21 @@ def _number(parameters: Mapping[str, str], name: str) -> float:
     return number if math.isfinite(number) else 0.0
 
 
-def prepare_host(settings: ServerSettings) -> None:
-    """Raise the soft limits, log a warning for each shortage. Raises ``ServerError`` when the server could not start."""
-    check_paths(settings)
-    processors = len(os.sched_getaffinity(0))
-    for warning in shortages(host_needs(settings.model_repository, processors), host_room()):
-        logger.warning("%s", warning)
-
-
-def host_room() -> HostRoom:
-    """Raises the soft limits of this process, and so of the server, as a side effect."""
-    files = raise_soft_limit(resource.RLIMIT_NOFILE, FILES_WANTED)
-    shared_memory = 0
-    with contextlib.suppress(OSError):
-        shared_memory = shutil.disk_usage(SHARED_MEMORY).free
-    return HostRoom(files, *cgroup_threads(), shared_memory)
-
-
-def cgroup_threads(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
-    """(left, limit) of the tightest pids.max of this process's control group (version 2 or 1) and those above it. In a container the path
-    may be the host's, whose folders do not exist."""
-    found = [(NO_LIMIT, NO_LIMIT)]
-    with contextlib.suppress(OSError):
-        for line in (proc / "self/cgroup").read_text(encoding="utf-8").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers not in ("", "pids"):
-                continue
-            group = Path(path.lstrip("/"))
-            for folder in (cgroups / controllers / each for each in (group, *group.parents)):
-                with contextlib.suppress(OSError, ValueError):  # ValueError: max, no limit
-                    limit = int((folder / "pids.max").read_text(encoding="ascii"))
-                    found.append((max(0, limit - int((folder / "pids.current").read_text(encoding="ascii"))), limit))
-    return min(found)
-
-
-def shortages(needs: HostNeeds, room: HostRoom) -> list[str]:
+def shortages(needs: HostNeeds, files_left: int, memory_left: int) -> list[str]:
     """One sentence for each thing that is enough to start, but not for ``max_sessions``. Raises ``ServerError`` for what is not."""
-    files, memory = needs.files.full, f"{math.ceil(needs.shared_memory.full / MIB)}m"
-    raise_files = f"run `ulimit -n {files}` before it (docker run --ulimit nofile={files})"
-    threads = room.thread_limit - room.threads + needs.threads.full
-    more_threads = f"allow {threads} in its control group (docker run --pids-limit={threads}; systemd TasksMax; Kubernetes podPidsLimit)"
-    more_memory = f"make it larger (docker run --shm-size={memory} or --ipc=host)"
-    checks = [
-        (needs.files, room.files, 1, "open files", raise_files),
-        (needs.threads, room.threads, 1, "more processes and threads", more_threads),
-        (needs.shared_memory, room.shared_memory, MIB, f"MiB of {SHARED_MEMORY}", more_memory),
-    ]
-    errors, warnings = [], []
-    for need, left, unit, what, remedy in checks:
-        amounts = f"{{}} {what} and may have {left // unit}; {remedy}"
+    more_files = f"run `ulimit -n {needs.files.full}` before it (docker run --ulimit nofile={needs.files.full})"
+    more_memory = f"make it larger (docker run --shm-size={math.ceil(needs.shared_memory.full / MIB)}m or --ipc=host)"
+    warnings = []
+    for need, left, unit, what, remedy in (
+        (needs.files, files_left, 1, "open files", more_files),
+        (needs.shared_memory, memory_left, MIB, f"MiB of {SHARED_MEMORY}", more_memory),
+    ):
+        amount = math.ceil((need.to_start if left < need.to_start else need.full) / unit)
+        words = f"{amount} {what} and may have {left // unit}; {remedy}"
         if left < need.to_start:
-            errors.append(f"To start, the server needs {amounts.format(math.ceil(need.to_start / unit))}.")
-        elif left < need.full:
-            amount = amounts.format(math.ceil(need.full / unit))
-            warnings.append(f"For max_sessions sessions at once the server needs {amount}, or lower max_sessions.")
-    if errors:
-        raise ServerError("\n".join(errors))
+            raise ServerError(f"To start, the server needs {words}.")
+        if left < need.full:
+            warnings.append(f"For max_sessions sessions at once the server needs {words}, or lower max_sessions.")
     return warnings
 
 
@@ -162,7 +116,9 @@ def check_paths(settings: ServerSettings) -> None:
                 "move it, or make a link with a plain name and give that."
             )
     if not os.access(settings.executable, os.X_OK) or settings.executable.is_dir():
-        raise ServerError(f"{settings.executable} cannot be executed; choose another --tritonserver, or run: bash run.sh setup")
+        raise ServerError(f"{settings.executable} cannot be executed; choose another --tritonserver, or {_SETUP}")
+    if not (settings.backend_directory / "python").exists():
+        raise ServerError(f"{settings.backend_directory / 'python'} does not exist; choose another --backend-directory, or {_SETUP}")
     try:
         parameters = read_parameters(settings.model_repository)
     except OSError as error:

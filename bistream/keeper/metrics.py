@@ -8,13 +8,10 @@ trip of 27 to 40 us to the server, and a histogram takes one per observation; so
 from __future__ import annotations
 
 import contextlib
-import logging
+import http.client
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -22,28 +19,17 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from bistream.keeper.server_process import TritonServer
+from bistream.keeper.health import METRICS
+from bistream.keeper.host import fetch
+from bistream.keeper.supervisor import Supervisor
 from bistream.metrics.families import METRICS_AGE, SERVER_READY, SERVER_RESTARTS
 from bistream.processes.control_files import read_statuses
-
-logger = logging.getLogger(__name__)
 
 TRITON_TIMEOUT_S = 2.0
 
 
-class Supervising(Protocol):
-    """The part of ``Supervisor`` whose state is exported."""
-
-    @property
-    def is_ready(self) -> bool: ...
-    @property
-    def restarts(self) -> int: ...
-    @property
-    def current_server(self) -> TritonServer | None: ...
-
-
 class KeeperMetrics(Collector):
-    def __init__(self, supervisor: Supervising) -> None:
+    def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
 
     def text(self) -> str:
@@ -83,9 +69,5 @@ def _ages(directory: Path) -> dict[str, float]:
 
 def triton_text(address: str) -> str:
     """Triton's own metrics; empty when the server does not answer."""
-    try:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=TRITON_TIMEOUT_S) as response:
-            return str(response.read().decode())
-    except (urllib.error.URLError, OSError) as error:
-        logger.debug("Triton's metrics could not be read: %s", error)
-        return ""
+    status, text = fetch(address, METRICS, TRITON_TIMEOUT_S) or (0, "")
+    return text if status == http.client.OK else ""

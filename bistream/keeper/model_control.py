@@ -7,12 +7,14 @@ as soon as the server has read it.
 
 from __future__ import annotations
 
+import http.client
 import logging
 import urllib.error
 import urllib.request
 from pathlib import Path
 
-from bistream.keeper.host import ServerError
+from bistream.keeper.health import READY
+from bistream.keeper.host import ServerError, fetch
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +26,8 @@ _ARG_START, _ARG_END = 48 - 3, 49 - 3  # fields of /proc/PID/stat after the stat
 
 
 def is_ready(http_url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{http_url}/v2/health/ready", timeout=READY_TIMEOUT_S) as response:
-            return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
+    found = fetch(http_url, READY, READY_TIMEOUT_S)
+    return found is not None and found[0] == http.client.OK
 
 
 class ModelControl:
@@ -69,11 +68,8 @@ def hide_argument(pid: int, secret: str) -> bool:
         with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
             memory.seek(begin)
             shown = memory.read(end - begin)
-            place = shown.find(secret.encode())
-            while place >= 0:
-                memory.seek(begin + place)
-                memory.write(b"x" * len(secret))
-                place = shown.find(secret.encode(), place + 1)
+            memory.seek(begin)
+            memory.write(shown.replace(secret.encode(), b"x" * len(secret)))
         return secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (OSError, ValueError, IndexError) as error:
         logger.warning("the key of the restricted requests stays visible on the server's command line (%s)", error)

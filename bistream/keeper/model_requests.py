@@ -5,22 +5,23 @@ from __future__ import annotations
 import queue
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
-from bistream.contract.codec import Arrays
+from bistream.contract.codec import Arrays, scalar_array, text_array
 from bistream.contract.fields import ModelContract
 from bistream.contract.refusals import parse_error
 from bistream.keeper.server_process import Interrupted, never
 
 WAIT_INTERVAL_S = 0.25
 CONFIG_TIMEOUT_S = 10.0
+Values = Mapping[str, NDArray[Any] | str | int]
 _Event = tuple[triton.InferResult | None, InferenceServerException | None]
 
 
@@ -51,9 +52,9 @@ class ModelStream:
         self._client.stop_stream(cancel_requests=self._is_waiting)
         self._client.close()
 
-    def ask(self, contract: ModelContract, arrays: Arrays) -> list[Arrays]:
+    def ask(self, contract: ModelContract, values: Values) -> list[Arrays]:
         """All responses with data, until the final one. Raises ``RequestError`` and ``Interrupted``."""
-        inputs = [_tensor(contract, name, array) for name, array in arrays.items()]
+        inputs = [_tensor(contract, name, value) for name, value in values.items()]
         self._is_waiting = True
         self._client.async_stream_infer(contract.name, inputs, request_id=uuid.uuid4().hex, enable_empty_final_response=True)
         found: list[Arrays] = []
@@ -92,8 +93,12 @@ class ModelStream:
         raise RequestError(f"model {model} did not answer within {self._timeout_s:.0f} s")
 
 
-def _tensor(contract: ModelContract, name: str, array: NDArray[Any]) -> triton.InferInput:
+def _tensor(contract: ModelContract, name: str, value: NDArray[Any] | str | int) -> triton.InferInput:
     datatype = next(spec.datatype for spec in contract.inputs if spec.name == name)
+    if isinstance(value, np.ndarray):
+        array = value
+    else:
+        array = text_array(value) if isinstance(value, str) else scalar_array(value, triton_to_np_dtype(datatype))
     tensor = triton.InferInput(name, list(array.shape), datatype)
     tensor.set_data_from_numpy(np.ascontiguousarray(array))
     return tensor

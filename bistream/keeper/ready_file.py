@@ -18,42 +18,42 @@ logger = logging.getLogger(__name__)
 
 
 class ReadyFile:
-    """Make it before the server starts: it removes the file of a keeper that was killed. Raises ``ServerError`` if none can be written."""
+    """path: ``None``: nobody asked for one. Make it before the server starts: it removes the file of a keeper that was killed. Raises
+    ``ServerError`` if none can be written."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._new = path.with_name(f".{path.name}.{os.getpid()}")
-        if path.exists() and not path.is_file():  # a folder, or a device, which must not be removed
+        if path is not None and path.exists() and not path.is_file():  # a folder, or a device, which must not be removed
             raise ServerError(f"The ready file {path} is not a file; choose another --ready-file.")
-        self.withdraw()
         try:
-            self._write("{}")
+            self._write({})
         except OSError as error:
-            raise self._unwritable(error) from None
-        finally:
-            self.withdraw()
+            raise ServerError(
+                f"The ready file {path} cannot be written ({error.strerror}); make room there or choose another --ready-file."
+            ) from None
 
     def announce(self, addresses: Mapping[str, str]) -> None:
         """A server goes on without the file where it cannot be written any more."""
         try:
-            self._write(json.dumps(dict(addresses)))
-            self._new.replace(self._path)
+            self._write(addresses)
         except OSError as error:
-            self.withdraw()
-            logger.error("%s", self._unwritable(error))
+            logger.error("the ready file %s cannot be written (%s)", self._path, error.strerror)
 
     def withdraw(self) -> None:
         """Never raises: the server must be stopped properly even if the file is gone."""
-        for path in (self._path, self._new):
+        if self._path is not None:
             with contextlib.suppress(OSError):
-                path.unlink()
+                self._path.unlink()
 
-    def _write(self, text: str) -> None:
-        """Readable by all, as far as the umask allows: it holds addresses only, and a probe may run as another user."""
-        with open(os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "w", encoding="utf-8") as file:
-            file.write(text)
-
-    def _unwritable(self, error: OSError) -> ServerError:
-        return ServerError(
-            f"The ready file {self._path} cannot be written ({error.strerror}); make room there or choose another --ready-file."
-        )
+    def _write(self, addresses: Mapping[str, str]) -> None:
+        if self._path is None:
+            return
+        self.withdraw()  # one with other addresses
+        new = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            new.write_text(json.dumps(dict(addresses)), encoding="utf-8")
+            if addresses:  # else it was a trial
+                new.replace(self._path)
+        finally:
+            with contextlib.suppress(OSError):
+                new.unlink()

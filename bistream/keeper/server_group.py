@@ -11,13 +11,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from bistream.keeper.group_member import Member
 from bistream.keeper.host import ServerError
-from bistream.keeper.member_group import LOOK_INTERVAL_S, MemberGroup
+from bistream.keeper.member_group import Member, MemberGroup
 
 logger = logging.getLogger(__name__)
-
-PROXY_START_TIMEOUT_S = 60.0
 
 
 class ServerGroup(MemberGroup):
@@ -53,22 +50,10 @@ class ServerGroup(MemberGroup):
         )
 
     def _start(self) -> None:
-        self._open_proxy()
+        self._open(self._proxy)
         for server in self._servers:
             if self._stops == 0:
                 server.start()
-
-    def _open_proxy(self) -> None:
-        """Before the servers, whose start may take minutes: a port in use is told at once."""
-        self._proxy.start()
-        deadline = self._clock() + PROXY_START_TIMEOUT_S
-        while self._stops == 0 and not self._proxy.is_ready:
-            self._proxy.look()
-            if self._proxy.failure:
-                raise ServerError(f"The proxy cannot start: {self._proxy.failure}")
-            if self._clock() > deadline:
-                raise ServerError(f"The proxy was not open after {PROXY_START_TIMEOUT_S:.0f} s; the reason is in the lines above.")
-            self._pause(LOOK_INTERVAL_S)
 
     def _look(self) -> None:
         for member in (self._proxy, *self._servers):

@@ -7,32 +7,22 @@ shared-memory prefix of its own, a start deadline, and a ``stop`` after which no
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bistream.keeper.child import spawn
-from bistream.keeper.host import (
-    PortInUseError,
-    ServerError,
-    is_free,
-    library_directories,
-    url,
-)
+from bistream.keeper.child import OutputCopy, spawn, to_stderr
+from bistream.keeper.host import ServerError, free_ports, is_free, library_directories, url
 from bistream.keeper.model_control import ADMIN_KEY, CONTROL_ARGUMENTS, ModelControl, hide_argument, is_ready
 from bistream.keeper.served_models import Ending, ServedModels
-from bistream.keeper.server_log import ServerLog, start_failure
+from bistream.keeper.server_log import LogFile, start_failure
 from bistream.keeper.shared_memory import SharedMemoryClaim, sweep_shared_memory
-from bistream.keeper.stub_pulse import StubPulse
 from bistream.processes.control_files import CONTROL_VARIABLE, LONGEST_STOP_S, Order
 from bistream.store.findings import STATE_VARIABLE
 
@@ -43,7 +33,6 @@ RESTRICTED_APIS = "shared-memory,model-repository,trace,logging"
 BACKEND_THREADS = 32
 MODEL_LOAD_THREADS = 8  # all models at once; by default four, and token2wav, which takes longest, would wait for one of them
 PRIVATE_UMASK = 0o077  # of the server and its models: their shared memory holds texts and audio
-LINES_OF_A_FAILURE = 200  # of the log, in which the reason is looked for
 # Of a ping, and (as TCP_USER_TIMEOUT) of a connection whose other end takes nothing: a gate that is stopped while audio fills its buffers.
 KEEPALIVE_TIMEOUT_MS = int(1000 * (LONGEST_STOP_S + 8.0))
 POLL_INTERVAL_S, START_POLL_INTERVAL_S = 0.05, 0.1
@@ -88,26 +77,16 @@ class ServerSettings:
     extra_arguments: tuple[str, ...] = ()
 
 
-def free_ports() -> Ports:
-    """Three different ports that were free a moment ago. All are held until the last is chosen."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return Ports(*(one.getsockname()[1] for one in sockets))
-
-
 class TritonServer:
     """``start`` once, ``stop`` once (idempotent). Must be started from a thread that lives as long as the server."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
-        self.ports = settings.ports or free_ports()
+        self.ports = settings.ports or Ports(*free_ports(3))
         self._claim: SharedMemoryClaim | None = None
         self._process: subprocess.Popen[str] | None = None
-        self._log: ServerLog | None = None
-        self._pump: threading.Thread | None = None
-        self._pulse: StubPulse | None = None
+        self._file: LogFile | None = None
+        self._output: OutputCopy | None = None
         self._models: ServedModels | None = None
         self._key = secrets.token_hex(16)
 
@@ -135,28 +114,24 @@ class TritonServer:
         sweep_shared_memory()
         self._check_ports()
         libraries = library_directories()
-        self._log = ServerLog(self.settings.log_path, self.settings.on_log_line)
+        self._file = LogFile(self.settings.log_path) if self.settings.log_path is not None else None
         try:
             self._claim = SharedMemoryClaim()
-            self._pulse = self._spawn(self._claim, libraries, self._log)
-            self._wait_until_ready(self._pulse, should_stop, clock)
-            control = ModelControl(self.http_url, self._key, self.settings.start_timeout_s)
-            self._models = ServedModels(control, self.pid, self._pulse, self.control_directory)
+            try:
+                self._process = spawn(self._command(self._claim), env=self._environment(self._claim, libraries), umask=PRIVATE_UMASK)
+                self._output = OutputCopy(self._process, self._take_line)
+                control = ModelControl(self.http_url, self._key, self.settings.start_timeout_s)
+                self._models = ServedModels(control, self.pid, self.control_directory)
+            except (OSError, RuntimeError) as error:  # RuntimeError: no thread
+                raise ServerError(f"The server's process cannot be started ({error}); see the limits in docs/operations.md.") from None
+            self._wait_until_ready(self._output, self._models, should_stop, clock)
         except BaseException:
             self.stop(exit_timeout_s=0.0)
             raise
 
-    def _spawn(self, claim: SharedMemoryClaim, libraries: list[str], log: ServerLog) -> StubPulse:
-        """Raises ``ServerError`` when the host has no process or thread left."""
-        try:
-            self._process = spawn(self._command(claim.prefix), env=self._environment(claim, libraries), umask=PRIVATE_UMASK)
-            self._pump = threading.Thread(target=log.copy, args=(self._process.stdout,), name="triton-log", daemon=True)
-            self._pump.start()
-            pulse = StubPulse(self.pid)
-            pulse.start()
-            return pulse
-        except (OSError, RuntimeError) as error:  # RuntimeError: no thread
-            raise ServerError(f"The server's process cannot be started ({error}); see the limits in docs/operations.md.") from None
+    def _take_line(self, line: str) -> None:
+        self.settings.on_log_line(line)
+        (self._file.write if self._file is not None else to_stderr)(line)
 
     def exit_code(self) -> int | None:
         assert self._process is not None
@@ -164,12 +139,12 @@ class TritonServer:
 
     @property
     def models(self) -> ServedModels:
-        """The models of a server that has started."""
+        """Of a server that has started."""
         assert self._models is not None
         return self._models
 
     def log_tail(self, lines: int = 20) -> str:
-        return "" if self._log is None else self._log.tail(lines)
+        return "" if self._output is None else self._output.tail(lines)
 
     def end_sessions(self, order: Order, clock: Callable[[], float] = time.monotonic) -> Ending:
         """Make the models refuse new sessions and end the running ones as ordered. Raises ``OSError`` when the order cannot be written."""
@@ -183,14 +158,14 @@ class TritonServer:
         process = self._process
         if process is not None:
             self._end(process, self.settings.exit_timeout_s if exit_timeout_s is None else exit_timeout_s, should_hurry)
-        elif self._log is not None:
-            self._log.close()
+        if self._file is not None:
+            self._file.close()
         if self._claim is not None:
             self._claim.release()
 
     def _end(self, process: subprocess.Popen[str], timeout_s: float, should_hurry: Callable[[], bool]) -> None:
-        if self._pulse is not None:
-            self._pulse.stop()
+        if self._models is not None:
+            self._models.stop()
         if process.poll() is None and timeout_s > 0 and not should_hurry():
             process.send_signal(signal.SIGTERM)
             deadline = time.monotonic() + timeout_s
@@ -198,8 +173,8 @@ class TritonServer:
                 time.sleep(POLL_INTERVAL_S)
         self._kill_group()
         process.wait()
-        if self._pump is not None:
-            self._pump.join(KILL_TIMEOUT_S)
+        if self._output is not None:
+            self._output.join()
 
     def _kill_group(self) -> None:
         """Model processes are in the server's group; some outlive it."""
@@ -213,13 +188,13 @@ class TritonServer:
             time.sleep(POLL_INTERVAL_S)
 
     def _check_ports(self) -> None:
-        """Another server on one of our ports would answer our requests. Raises ``PortInUseError`` naming the port."""
+        """Another server on one of our ports would answer our requests. Raises ``ServerError`` naming the port."""
         http, grpc, ports = self.settings.http_address, self.settings.grpc_address, self.ports
         for address, port in ((http, ports.http), (grpc, ports.grpc), (http, ports.metrics)):
             if not is_free(address, port):
-                raise PortInUseError(f"Port {port} is in use; stop the program that uses it or choose another port.")
+                raise ServerError(f"Port {port} is in use; stop the program that uses it or choose another port.")
 
-    def _command(self, prefix: str) -> list[str]:
+    def _command(self, claim: SharedMemoryClaim) -> list[str]:
         settings, ports = self.settings, self.ports
         key = f"{RESTRICTED_APIS}:{ADMIN_KEY}={self._key}"
         return [
@@ -227,7 +202,7 @@ class TritonServer:
             f"--model-repository={settings.model_repository}",
             f"--backend-directory={settings.backend_directory}",
             "--disable-auto-complete-config",  # otherwise every model is imported twice
-            f"--backend-config=python,shm-region-prefix-name={prefix}",
+            f"--backend-config=python,shm-region-prefix-name={claim.prefix}",
             f"--backend-config=python,stub-timeout-seconds={int(settings.start_timeout_s) + 1}",
             f"--backend-config=python,thread-pool-size={BACKEND_THREADS}",
             f"--model-load-thread-count={MODEL_LOAD_THREADS}",
@@ -257,21 +232,21 @@ class TritonServer:
             environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [*libraries, os.environ.get("LD_LIBRARY_PATH")]))
         return environment
 
-    def _wait_until_ready(self, pulse: StubPulse, should_stop: Callable[[], bool], clock: Callable[[], float]) -> None:
+    def _wait_until_ready(
+        self, output: OutputCopy, models: ServedModels, should_stop: Callable[[], bool], clock: Callable[[], float]
+    ) -> None:
         deadline, is_hidden = clock() + self.settings.start_timeout_s, False
         while not is_ready(self.http_url):
-            pulse.adopt()
-            if not is_hidden and self.log_tail(1):  # it logs, so it has read its arguments
+            models.find()
+            if not is_hidden and output.tail(1):  # it logs, so it has read its arguments
                 is_hidden = hide_argument(self.pid, self._key) or self.exit_code() is None
             if self.exit_code() is not None:
-                assert self._pump is not None
-                self._pump.join(KILL_TIMEOUT_S)
-                raise start_failure(self.log_tail(LINES_OF_A_FAILURE), self.exit_code())
+                output.join()
+                raise start_failure(output.tail(), self.exit_code())
             if should_stop():
                 raise Interrupted
             if clock() > deadline:
-                raise ServerError(
-                    f"The server was not ready after {self.settings.start_timeout_s:.0f} s; its log ends with:\n{self.log_tail()}"
-                )
+                timeout_s = self.settings.start_timeout_s
+                raise ServerError(f"The server was not ready after {timeout_s:.0f} s; its log ends with:\n{self.log_tail()}")
             time.sleep(START_POLL_INTERVAL_S)
-        pulse.adopt()  # the last one
+        models.find()  # the last one

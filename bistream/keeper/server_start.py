@@ -1,19 +1,30 @@
-"""Starts one Triton server, asks each of its models for an answer, and verifies what they say. Used by ``supervisor`` and by tests."""
+"""Starts one Triton server, asks each of its models for an answer, and verifies what they say. Used by ``supervisor`` and by tests.
+
+Each probe is a small request whose answer shows that the model's process and its engine work; readiness stays 200 when a process is dead
+or stuck. An answer with one of our own errors (BUSY, UNKNOWN_SESSION, ...) is a sign of life; ENGINE_ERROR, Triton's own messages and
+time-outs are not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
-from bistream.keeper.host import PortInUseError, ServerError
-from bistream.keeper.model_requests import RequestError
-from bistream.keeper.probe import probe
+import numpy as np
+
+from bistream.checkpoints.reader import read_config
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
+from bistream.contract.fields import AUDIO_TOKENIZER, CONTRACTS, COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
+from bistream.contract.refusals import parse_error
+from bistream.errors import ERRORS_BY_CODE, BistreamError, EngineError
+from bistream.keeper.host import ServerError
+from bistream.keeper.model_requests import ModelStream, RequestError, Values
 from bistream.keeper.repository import model_names
 from bistream.keeper.server_process import ServerSettings, TritonServer, never
 from bistream.processes.start_phases import phase
-
-PORT_ATTEMPTS = 3
-
+from bistream.token2wav.renderer import sizes_of
 
 Verify = Callable[[TritonServer, Callable[[], bool]], None]  # what a server must pass before it is ready, once its models have answered
 
@@ -26,27 +37,20 @@ def start_server(
     settings: ServerSettings, probe_timeout_s: float, should_stop: Callable[[], bool] = never, verify: Verify = verify_nothing
 ) -> TritonServer:
     """A server whose models have all answered. Raises ``ServerError`` or ``Interrupted``; nothing is left running then."""
-    for attempt in range(PORT_ATTEMPTS):
-        server = TritonServer(settings)
-        try:
-            with phase("Triton and its models"):
-                server.start(should_stop)
-        except PortInUseError:
-            if settings.ports is not None or attempt + 1 == PORT_ATTEMPTS:
-                raise
-            continue
-        try:
-            with phase("probes"):
-                probe_all(server.grpc_url, model_names(settings.model_repository), probe_timeout_s, should_stop)
-            with phase("verification"):
-                verify(server, should_stop)
-        except BaseException as error:
-            server.stop(exit_timeout_s=0.0)
-            if isinstance(error, RequestError):
-                raise ServerError(f"The server started, but {error}.") from None
-            raise
-        return server
-    raise AssertionError("unreachable")
+    server = TritonServer(settings)
+    with phase("Triton and its models"):
+        server.start(should_stop)
+    try:
+        with phase("probes"):
+            probe_all(server.grpc_url, model_names(settings.model_repository), probe_timeout_s, should_stop)
+        with phase("verification"):
+            verify(server, should_stop)
+    except BaseException as error:
+        server.stop(exit_timeout_s=0.0)
+        if isinstance(error, RequestError):
+            raise ServerError(f"The server started, but {error}.") from None
+        raise
+    return server
 
 
 def probe_all(grpc_url: str, models: list[str], timeout_s: float, should_stop: Callable[[], bool]) -> None:
@@ -56,3 +60,50 @@ def probe_all(grpc_url: str, models: list[str], timeout_s: float, should_stop: C
     with ThreadPoolExecutor(len(models), thread_name_prefix="first-probe") as pool:
         for done in [pool.submit(probe, grpc_url, [model], timeout_s, should_stop) for model in models]:
             done.result()
+
+
+@cache
+def _speaker_embedding_size(model_dir: str) -> int:
+    """Read once, while the server that has just loaded this directory starts."""
+    return sizes_of(read_config(model_dir)).speaker_embedding_size
+
+
+def _recording(stream: ModelStream) -> Values:
+    """A second of faint noise."""
+    noise = np.random.default_rng(0).standard_normal(REFERENCE_SAMPLE_RATE).astype(np.float32)
+    return {"reference_wav": 0.01 * noise.reshape(1, -1)}
+
+
+def _short_utterance(stream: ModelStream) -> Values:
+    """With a speaker embedding of the checkpoint's size."""
+    size = _speaker_embedding_size(stream.parameter(TOKEN2WAV, "model_dir"))
+    return {"target_speech_tokens": np.arange(8, dtype=np.int32), "prompt_spk_embedding": np.ones(size, np.float32)}
+
+
+PROBES: Mapping[str, Callable[[ModelStream], Values]] = {
+    AUDIO_TOKENIZER.name: _recording,
+    SPEAKER_EMBEDDING.name: _recording,
+    # A whole session of one letter; its first tokens are the answer, and it ends by itself soon after.
+    LLM_BISTREAM.name: lambda stream: {"session_id": f"probe-{uuid.uuid4().hex}", "text": "a", "is_end": True},
+    TOKEN2WAV.name: _short_utterance,
+    COSYVOICE2_BISTREAM.name: lambda stream: {"session_id": "probe-unknown", "is_cancel": True},
+    COSYVOICE2.name: lambda stream: {"target_text": ""},
+}
+
+
+def probe(grpc_url: str, models: list[str], timeout_s: float, should_stop: Callable[[], bool] = never) -> None:
+    """Probe each of ``models`` in turn. Raises ``RequestError`` for the first that does not work, ``Interrupted`` on request."""
+    for contract in (contract for contract in CONTRACTS if contract.name in models and contract.name in PROBES):
+        try:
+            with ModelStream(grpc_url, timeout_s, should_stop) as stream:
+                stream.ask(contract, PROBES[contract.name](stream))
+        except BistreamError as error:
+            raise RequestError(f"model {contract.name} cannot be probed: {error.sentence}") from None
+        except RequestError as error:
+            if not _is_sign_of_life(error.answer):
+                raise
+
+
+def _is_sign_of_life(answer: str) -> bool:
+    error = parse_error(answer)
+    return error.code in ERRORS_BY_CODE and not isinstance(error, EngineError)

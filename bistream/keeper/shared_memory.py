@@ -17,7 +17,7 @@ import shutil
 from pathlib import Path
 
 from bistream.keeper.host import SHARED_MEMORY, ServerError
-from bistream.keeper.model_processes import end_orphans
+from bistream.keeper.served_models import end_orphans
 
 _NAME = "bistream_"
 _LOCK = "lock"

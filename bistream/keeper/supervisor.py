@@ -11,21 +11,18 @@ import contextlib
 import logging
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bistream.config import SERVER_DRAIN_TIMEOUT_S
 from bistream.keeper.gate import Gate
-from bistream.keeper.hang_watch import HANG_TIMEOUT_S
-from bistream.keeper.hangs import Hangs
+from bistream.keeper.hangs import HANG_TIMEOUT_S, Hangs
 from bistream.keeper.host import GoldenError, ServerError, end_process, handle_stop_signals
-from bistream.keeper.probe import probe
-from bistream.keeper.reloads import RELOADED_ALONE
 from bistream.keeper.repository import model_names
 from bistream.keeper.restart_policy import RestartLimits, RestartPolicy
 from bistream.keeper.server_process import Interrupted, ServerSettings, TritonServer
-from bistream.keeper.server_start import Verify, start_server, verify_nothing
-from bistream.keeper.server_watch import Fault, ServerWatch, failure
+from bistream.keeper.server_start import Verify, probe, start_server, verify_nothing
+from bistream.keeper.server_watch import Fault, ServerWatch
 from bistream.processes.control_files import Order
 
 logger = logging.getLogger(__name__)
@@ -105,27 +102,89 @@ class Supervisor:
 
     def run(self) -> None:
         """Serve until ``stop``. Raises ``ServerError`` when the server cannot be started at first, ``Interrupted`` in a start."""
-        server = self._first_start()
-        while True:
-            try:
-                fault = self._watch(server)
-                self._withdraw()
-                if fault is None:
-                    self._drain(server)
-                else:
-                    self._tell(server, fault)
-            finally:
-                self._withdraw()
-                server.stop(None if self._is_stopping() else 0.0, self._is_hurried)
-            if fault is None:
-                return
-            server = self._restart(fault.reason)
+        try:
+            server = self._start()
+        except GoldenError as error:  # not the command line is wrong: the health port says why it is not ready, and it is tried again
+            server = self._restart(str(error))
+        while (reason := self._serve(server)) is not None:
+            server = self._restart(reason)
+
+    def run_command(self, command: Callable[[TritonServer], Sequence[str]]) -> int:
+        """Start the server, run one command alongside it, end both; returns the command's exit code.
+
+        Raises ``ServerError`` when the server fails, ``Interrupted`` after ``stop``.
+        """
+        server = self._start()
+        with self._watched(server) as watch:
+            self._work_until(lambda: self._ready, server, watch)
+            with subprocess.Popen(list(command(server))) as process:
+                try:
+                    self._work_until(lambda: process.poll() is not None, server, watch)
+                finally:
+                    end_process(process)
+            return process.returncode
 
     def _is_stopping(self) -> bool:
         return self._stops > 0
 
     def _is_hurried(self) -> bool:
         return self._stops > 1
+
+    def _start(self) -> TritonServer:
+        self._gate.hold()
+        server = start_server(self._server_settings, self._settings.probe_timeout_s, self._is_stopping, self._verify)
+        self._gate.release()
+        return server
+
+    @contextlib.contextmanager
+    def _watched(self, server: TritonServer) -> Iterator[ServerWatch]:
+        """The server is stopped afterwards, at once where a fault was found."""
+        settings, models = self._settings, model_names(self._server_settings.model_repository)
+
+        def probe_all(should_stop: Callable[[], bool]) -> None:
+            probe(server.grpc_url, models, settings.probe_timeout_s, should_stop)
+
+        hangs = Hangs(server, settings.hang_timeout_s, self._clock) if settings.hang_timeout_s > 0 else None
+        watch = ServerWatch(server, probe_all, settings.probe_interval_s, self._clock, hangs)
+        try:
+            yield watch
+        finally:
+            watch.stop()
+            self._withdraw()
+            server.stop(0.0 if watch.fault is not None and not self._is_stopping() else None, self._is_hurried)
+
+    def _serve(self, server: TritonServer) -> str | None:
+        """Returns why the server must be restarted, or ``None`` after ``stop``."""
+        with self._watched(server) as watch:
+            fault = None
+            while fault is None and not self._is_stopping():
+                if (fault := self._look(server, watch)) is None:
+                    self._pause(WATCH_INTERVAL_S)
+            self._withdraw()
+            if fault is None:
+                self._drain(server, watch)
+                return None
+            self._tell(server, fault)
+            return fault.reason
+
+    def _work_until(self, is_done: Callable[[], bool], server: TritonServer, watch: ServerWatch) -> None:
+        """Raises ``ServerError`` and ``Interrupted``."""
+        while not is_done():
+            if self._is_stopping():
+                raise Interrupted
+            if (fault := self._look(server, watch)) is not None:
+                raise ServerError(f"{fault.reason}.")
+            self._pause(DRAIN_INTERVAL_S)
+
+    def _look(self, server: TritonServer, watch: ServerWatch) -> Fault | None:
+        """What is announced follows the gate's doors while the server works."""
+        fault = watch.look()
+        if fault is None and self._gate.is_ready is not self._ready:
+            if self._ready:
+                self._withdraw()
+            else:
+                self._announce(server)
+        return fault
 
     def _announce(self, server: TritonServer) -> None:
         self._ready = True
@@ -137,26 +196,7 @@ class Supervisor:
         self._ready = False
         self._on_unready()
 
-    def _follow_gate(self, server: TritonServer) -> None:
-        """What is announced follows the gate's doors; ``server`` works."""
-        if self._gate.is_ready is not self._ready:
-            if self._ready:
-                self._withdraw()
-            else:
-                self._announce(server)
-
-    def _await_gate(self, server: TritonServer) -> None:
-        """Until clients can start sessions. Raises ``ServerError`` and ``Interrupted``."""
-        while not self._ready:
-            if self._is_stopping():
-                raise Interrupted
-            reason = failure(server)
-            if reason is not None:
-                raise ServerError(f"{reason}.")
-            self._follow_gate(server)
-            self._pause(DRAIN_INTERVAL_S)
-
-    def _drain(self, server: TritonServer) -> None:
+    def _drain(self, server: TritonServer, watch: ServerWatch) -> None:
         """Returns when no session is left, the time is up, the server has failed, or at the second ``stop``."""
         self._gate.drain()
         try:
@@ -166,23 +206,15 @@ class Supervisor:
             return
         logger.info("draining: running sessions may continue for %.0f s", self._settings.drain_timeout_s)
         told = 0
-        hangs = self._hangs_of(server)
         while not self._is_hurried() and not (drain.is_over() and self._gate.has_ended):
-            silence = None if hangs is None else hangs.look()
-            reason = silence or failure(server, RELOADED_ALONE)
-            if reason is not None:
-                self._tell(server, Fault(reason, is_mute=silence is not None))
-                break
+            if (fault := watch.look()) is not None:
+                return self._tell(server, fault)
             left = drain.sessions_left
             if left != told:
                 logger.info("draining: %d sessions left", left)
                 told = left
             self._pause(DRAIN_INTERVAL_S)
-        if hangs is not None:
-            hangs.stop()
-
-    def _hangs_of(self, server: TritonServer) -> Hangs | None:
-        return Hangs(server, self._settings.hang_timeout_s, self._clock) if self._settings.hang_timeout_s > 0 else None
+        return None
 
     def _tell(self, server: TritonServer, fault: Fault) -> None:
         """Give every session its error before the server is killed; returns when all have one, or the time is up."""
@@ -204,7 +236,11 @@ class Supervisor:
             delay_s = self._policy.record_failure()
             self.restarts += 1
             self._say_delay(reason.rstrip("."), delay_s)
-            self._wait(delay_s)
+            until = self._clock() + delay_s
+            while not self._is_stopping() and (left := until - self._clock()) > 0:
+                self._pause(min(WATCH_INTERVAL_S, left))
+            if self._is_stopping():
+                raise Interrupted
             try:
                 return self._start()
             except ServerError as error:
@@ -221,72 +257,3 @@ class Supervisor:
             f"restarted only every {delay_s:.0f} s: look for the cause in the log."
         )
         logger.critical("%s", self._state)
-
-    def _wait(self, seconds: float) -> None:
-        """Raises ``Interrupted`` after ``stop``."""
-        until = self._clock() + seconds
-        while not self._is_stopping() and (left := until - self._clock()) > 0:
-            self._pause(min(WATCH_INTERVAL_S, left))
-        if self._is_stopping():
-            raise Interrupted
-
-    def run_command(self, command: Callable[[TritonServer], Sequence[str]]) -> int:
-        """Start the server, run one command alongside it, end both; returns the command's exit code.
-
-        Raises ``ServerError`` when the server fails, ``Interrupted`` after ``stop``.
-        """
-        server = self._start()
-        try:
-            self._await_gate(server)
-            with subprocess.Popen(list(command(server))) as process:
-                try:
-                    return self._wait_for(process, server)
-                finally:
-                    end_process(process)
-        finally:
-            self._withdraw()
-            server.stop(should_hurry=self._is_hurried)
-
-    def _wait_for(self, process: subprocess.Popen[bytes], server: TritonServer) -> int:
-        while True:
-            try:
-                return process.wait(WATCH_INTERVAL_S)
-            except subprocess.TimeoutExpired:
-                pass
-            if self._is_stopping():
-                raise Interrupted
-            reason = failure(server)
-            if reason is not None:
-                raise ServerError(f"{reason}.")
-
-    def _first_start(self) -> TritonServer:
-        """A server that speaks wrong is no mistake of the command line: whoever asks for readiness is told, and it is tried again."""
-        try:
-            return self._start()
-        except GoldenError as error:
-            return self._restart(str(error))
-
-    def _start(self) -> TritonServer:
-        self._gate.hold()
-        server = start_server(self._server_settings, self._settings.probe_timeout_s, self._is_stopping, self._verify)
-        self._gate.release()
-        return server
-
-    def _watch(self, server: TritonServer) -> Fault | None:
-        """Returns why the server must be restarted, or ``None`` after ``stop``."""
-        models, timeout_s = model_names(self._server_settings.model_repository), self._settings.probe_timeout_s
-
-        def probe_all(should_stop: Callable[[], bool]) -> None:
-            probe(server.grpc_url, models, timeout_s, should_stop)
-
-        watch = ServerWatch(server, probe_all, self._settings.probe_interval_s, self._limits, self._clock, self._hangs_of(server))
-        try:
-            while not self._is_stopping():
-                fault = watch.look()
-                if fault is not None:
-                    return fault
-                self._follow_gate(server)
-                self._pause(WATCH_INTERVAL_S)
-            return None
-        finally:
-            watch.stop()

@@ -54,11 +54,13 @@ def _installed() -> None:
 
 
 def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_TIMEOUT_S) -> None:
-    """Poll until ``condition`` holds; fails the test after ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
+    """Poll until ``condition`` holds, more and more slowly: a look at all processes ten times a second delays the start that it waits for.
+    Fails the test after ``timeout_s``."""
+    deadline, pause_s = time.monotonic() + timeout_s, 0.02
     while not condition():
         assert time.monotonic() < deadline, what
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s = min(1.05 * pause_s, 0.25)
 
 
 def server_settings(repository: Path, log_path: Path) -> ServerSettings:

@@ -7,13 +7,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from bistream.keeper.metrics import KeeperMetrics
 from bistream.keeper.server_process import TritonServer
+from bistream.keeper.supervisor import Supervisor
 from tests.triton.conftest import wait_for
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -21,7 +22,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 @dataclass(frozen=True)
 class Supervised:
-    """``keeper.metrics.Supervising`` for a server without a supervisor."""
+    """What ``KeeperMetrics`` reads of a supervisor, for a server without one."""
 
     current_server: TritonServer
     is_ready: bool = True
@@ -42,7 +43,7 @@ class Scrape:
 
 def scrape(server: TritonServer) -> Scrape:
     """What the keeper of this server answers at ``/metrics``."""
-    return Scrape(KeeperMetrics(Supervised(server)).text())
+    return Scrape(KeeperMetrics(cast(Supervisor, Supervised(server))).text())
 
 
 def fresh_scrape(server: TritonServer) -> Scrape:

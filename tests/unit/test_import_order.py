@@ -282,7 +282,7 @@ def test_the_gate_imports_only_the_contract() -> None:
 
 
 def test_only_the_keeper_knows_the_gate_and_only_its_command_line() -> None:
-    allowed = {"gate", "gate_plan", "gate_process"}
+    allowed = {"gate"}
     for path in sources("bistream"):
         assert gateway_imports(path) <= (KEEPER_MAY_IMPORT if path.parent.name == "keeper" and path.stem in allowed else set()), path
 

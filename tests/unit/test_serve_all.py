@@ -133,5 +133,3 @@ def test_readiness_is_the_ready_file_that_was_given_or_its_own(given: bool, tmp_
     assert list(plan.command[:3]) == ["program", "--ready-file", str(ready_file)] and not plan.is_ready()
     ready_file.touch()
     assert plan.is_ready()
-    plan.clear()
-    assert not plan.is_ready()

@@ -142,7 +142,7 @@ def test_the_models_take_the_variables_and_the_shared_memory_suffices(values: di
     found = release(values)
     filled = model_values(model_names(), {**settings_of(found), "model_dir": str(tmp_path)}, "torch")
     make(tmp_path / "repository", filled)
-    needed = host_needs(tmp_path / "repository", processors=2).shared_memory.full / MIB
+    needed = host_needs(tmp_path / "repository").shared_memory.full / MIB
     (volume,) = (volume["emptyDir"] for volume in found.pod["volumes"] if volume["name"] == "shared-memory")
     size = int(volume["sizeLimit"].removesuffix("Mi"))
     assert volume["medium"] == "Memory" and needed <= size <= needed + 1 + 6

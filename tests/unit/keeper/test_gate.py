@@ -1,297 +1,263 @@
-"""The gate is replaced alone when it dies or hangs, drained on request, and ended at the end. No process runs here."""
+"""The gate is replaced alone when it dies or hangs, drained on request, ended at the end, and told of the models. Its process and time are
+scripted, but where a test starts ``python -m gateway``."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
-from dataclasses import replace
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
-from bistream.keeper import gate as module
-from bistream.keeper.gate import ASK_TIMEOUT_S, LAST_WORDS_S, LONGEST_DELAY_S, UNREADY_AFTER_S, KeptGate, restart_delay_s
-from bistream.keeper.hang_watch import DEAD_AFTER_S, STUCK_AFTER_S, Vitals
+from bistream.keeper.gate import HANG_TIMEOUT_S, UNREADY_AFTER_S, KeptGate, fit_limits
 from bistream.keeper.host import ServerError
+from bistream.keeper.member_group import LOOK_INTERVAL_S, MemberPlan
 from bistream.keeper.served_models import CLOSING_S
 from bistream.keeper.server_process import Interrupted, never
-from gateway.settings import GateSettings, Listen, TlsSettings
+from gateway.settings import GateLimits, GateSettings, Listen, TlsSettings, UpstreamSettings
+from scripts.make_model_repo import read_template
+from scripts.serve import gate_settings, parse_arguments, server_settings
+from tests.ports import ports
+from tests.triton.conftest import wait_for
+from tests.unit.client.fake_server import Speakers
+from tests.unit.gateway.rig import FakeTriton
+from tests.unit.keeper.test_server_group import World
 
-TIMEOUT_S = 120.0
-SETTINGS = GateSettings(grpc=Listen(port=0), http=Listen(port=0), drain_timeout_s=7.0)
-OPEN = replace(SETTINGS, grpc=Listen(port=5001), http=Listen(port=5000))
+NAME = "the gate"
+SETTINGS = GateSettings(grpc=Listen(port=5001), http=Listen(port=5000), drain_timeout_s=7.0)
 
 
-class FakeProcess:
-    """stubborn: signals do not end it. Its vitals are those that the rig has for all."""
+@dataclass
+class House(World):
+    """A gate that answers with ``answer`` and whose loop turns while ``is_beating``."""
 
-    def __init__(self, rig: Rig, settings: GateSettings) -> None:
-        self.rig, self.settings = rig, settings
-        self.code: int | None = None
-        self.asked = 0
-        self.stubborn = False
+    answer: bool | None | type[TimeoutError] = True
+    is_beating: bool = True
+    asked: int = 0
+    commands: list[list[str]] = field(default_factory=list)
 
-    def start(self, should_stop: Callable[[], bool]) -> None:
-        if should_stop():
-            raise Interrupted
-        if self.rig.failures:
-            raise self.rig.failures.pop(0)
-        self.settings = replace(self.settings, grpc=OPEN.grpc, http=OPEN.http)
-        self.rig.started.append(self)
+    def __post_init__(self) -> None:
+        self.gate = KeptGate(SETTINGS, self.ask, self.spawn, self.pause, lambda: self.now)
 
-    def exit_code(self) -> int | None:
-        return self.code
+    def spawn(self, plan: MemberPlan) -> Any:
+        self.commands.append(list(plan.command))
+        started = super().spawn(plan)
+        if plan.name not in self.broken:
+            self._ready_file.touch()
+        return started
 
-    def vitals(self) -> Vitals:
-        self.rig.beats += self.rig.is_beating or self.rig.wakes_when_asked and self.asked > 0
-        self.rig.processor_s += self.rig.is_computing
-        return Vitals(self.rig.beats, self.rig.processor_s, is_held=False)
+    def pause(self, seconds: float) -> None:
+        if self.is_beating and self._ready_file.exists():
+            os.utime(self._ready_file, (self.now + 1.0, self.now + 1.0))
+        super().pause(seconds)
 
-    def ask_to_end(self) -> None:
+    def ask(self, settings: GateSettings) -> bool | None:
         self.asked += 1
-        if not self.stubborn and self.code is None:
-            self.code = 0
-
-    def kill(self) -> None:
-        if self.code is None:
-            self.code = -9
-
-
-class Rig:
-    """answers: of the gate, in turn; the last one is repeated. A ``TimeoutError`` takes ``silence_s`` of the clock."""
-
-    def __init__(self, *answers: bool | None | type[TimeoutError], settings: GateSettings = SETTINGS) -> None:
-        self.started: list[FakeProcess] = []
-        self.made_with: list[GateSettings] = []
-        self.failures: list[Exception] = []  # to start
-        self.answers = list(answers) or [True]
-        self.now = 0.0
-        self.beats, self.processor_s = 0, 0.0
-        self.is_beating, self.is_computing, self.wakes_when_asked = True, False, False
-        self.silence_s = ASK_TIMEOUT_S
-        self.asked = 0
-        self.gate = KeptGate(settings, make=cast(Any, self._make), ask=self._ask, clock=lambda: self.now)
-
-    def _make(self, settings: GateSettings) -> FakeProcess:
-        self.made_with.append(settings)
-        return FakeProcess(self, settings)
-
-    def _ask(self, settings: GateSettings, timeout_s: float) -> bool | None:
-        self.asked += 1
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if answer is TimeoutError:
-            self.now += self.silence_s
+        if self.answer is TimeoutError:
             raise TimeoutError
-        return cast("bool | None", answer)
+        assert not isinstance(self.answer, type)
+        return self.answer
 
     @property
-    def process(self) -> FakeProcess:
-        return self.started[-1]
+    def _ready_file(self) -> Path:
+        return Path(self.commands[-1][self.commands[-1].index("--ready-file") + 1])
+
+    def set(self, **values: Any) -> Callable[[], None]:
+        return lambda: self.__dict__.update(values)
+
+    def fall_silent(self) -> None:
+        """No heartbeat, no answer, and signals do not end it."""
+        self.is_beating, self.answer, self.process.ends_at = False, TimeoutError, 10**6
+
+    @property
+    def process(self) -> Any:
+        return self.started[NAME][-1]
+
+    def run(self, until_s: float) -> list[bool]:
+        """Whether the gate was ready, at each pause until it is asked to end."""
+        seen: list[bool] = []
+        pause = self.pause
+
+        def look(seconds: float) -> None:
+            seen.append(self.gate.is_ready)
+            pause(seconds)
+
+        self.gate._pause = look
+        self.at(until_s, self.gate.drain)
+        self.gate.run()
+        return seen
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+@pytest.fixture
+def house() -> Iterator[House]:
+    made = House()
+    with made.gate._folder:
+        yield made
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_INTERVAL_S", 0.005)
-    monkeypatch.setattr(module, "ASK_INTERVAL_S", 0.0)
-    monkeypatch.setattr(module, "FIRST_DELAY_S", 0.005)
+def test_readiness_is_the_gates_own_word_and_a_closed_connection_changes_nothing(house: House) -> None:
+    house.answer = False
+    house.at(5.0, house.set(answer=True))
+    house.at(10.0, house.set(answer=None))
+    house.at(15.0, house.set(answer=False))
+    house.at(20.0, house.set(answer=None))
+    ready = house.run(25.0)
+    at = [ready[int(seconds / LOOK_INTERVAL_S)] for seconds in (2.0, 7.0, 12.0, 18.0, 23.0)]
+    assert at == [False, True, True, False, False]
 
 
-@given(st.integers(0, 1000))
-def test_restarts_come_more_and_more_seldom_but_never_stop(restarts: int) -> None:
-    assert restart_delay_s(0) == 0.0
-    assert restart_delay_s(restarts) <= restart_delay_s(restarts + 1) <= LONGEST_DELAY_S
+def test_a_gate_that_dies_is_started_again_with_its_ports(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    for number, code in enumerate((-9, 0, 1)):
+        house.at(10.0 * (number + 1), house.end(NAME, code))
+    house.run(50.0)
+    assert len(house.commands) == 4 and all(command == house.commands[0] for command in house.commands)
+    assert "killed by signal 9; starting it again in 0.0 s" in caplog.text and house.process.code == 0
 
 
-def test_readiness_is_the_gates_own_word() -> None:
-    rig = Rig(False, False, True)
-    with rig.gate.opened(never):
-        assert rig.gate.settings == OPEN and rig.gate.grpc_url == "127.0.0.1:5001" and rig.gate.http_url == "127.0.0.1:5000"
-        wait_for(lambda: rig.gate.is_ready)
-        assert rig.asked >= 3 and not rig.gate.has_ended
-    assert rig.gate.has_ended and rig.process.asked == 1
+def test_a_gate_whose_loop_stands_still_takes_no_sessions_and_is_replaced(house: House) -> None:
+    house.at(10.0, house.fall_silent)
+    house.at(10.0 + UNREADY_AFTER_S + 1.0, lambda: unready.append(house.gate.is_ready))
+    house.at(10.0 + HANG_TIMEOUT_S - 1.0, lambda: living.append(house.process.code))
+    house.at(10.0 + HANG_TIMEOUT_S + 1.0, lambda: house.set(is_beating=True, answer=True)())
+    unready: list[bool] = []
+    living: list[int | None] = []
+    ready = house.run(10.0 + HANG_TIMEOUT_S + 5.0)
+    assert (unready, living) == ([False], [None])
+    assert [process.code for process in house.started[NAME]] == [-9, 0] and ready[int((10.0 + HANG_TIMEOUT_S + 3.0) / LOOK_INTERVAL_S)]
 
 
-def test_a_closed_connection_changes_nothing() -> None:
-    """The gate's own limits may close it: a sign of life that says nothing about readiness."""
-    rig = Rig(None, None, True)
-    with rig.gate.opened(never):
-        wait_for(lambda: rig.gate.is_ready)
-        assert rig.asked >= 3
-        rig.answers = [None]
-        rig.now += 1000.0
-        before = rig.asked
-        wait_for(lambda: rig.asked > before)
-        assert rig.gate.is_ready and len(rig.started) == 1
+def test_a_busy_gate_that_answers_nothing_is_not_replaced(house: House) -> None:
+    house.at(10.0, house.set(answer=TimeoutError))
+    house.run(500.0)
+    assert house.asked > 100 and len(house.commands) == 1
 
 
-def test_a_gate_that_wants_certificates_is_ready_when_it_answers() -> None:
-    tls = TlsSettings(Path("c"), Path("k"), Path("ca"))
-    rig = Rig(None, settings=replace(SETTINGS, tls=tls))
-    with rig.gate.opened(never):
-        wait_for(lambda: rig.gate.is_ready)
+def test_a_machine_that_stands_still_is_no_loss(house: House) -> None:
+    house.is_beating = False
+    for number in range(6):
+        house.at(1.0 + 100.0 * number, lambda: house.set(now=house.now + 99.0)())
+    house.run(602.0)
+    assert len(house.commands) == 1
 
 
-def test_a_gate_that_dies_is_started_again_with_its_ports(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig()
-    with rig.gate.opened(never):
-        for number, code in enumerate((-9, 0, 1)):
-            wait_for(lambda: rig.gate.is_ready)
-            rig.process.code = code
-            wait_for(lambda number=number: len(rig.started) == number + 2)  # type: ignore[misc]
-    assert rig.made_with == [SETTINGS, OPEN, OPEN, OPEN]
-    assert "exit code -9" in caplog.text and "the server goes on" in caplog.text
+@pytest.mark.parametrize("code", [0, -9])
+def test_a_drain_asks_once_and_no_other_gate_follows(house: House, code: int) -> None:
+    house.ends_at = 10**6
+    house.at(12.0, house.end(NAME, code))
+    assert not house.run(10.0)[-1]
+    assert house.process.signals == 1 and len(house.commands) == 1
 
 
-def test_a_restart_that_fails_is_tried_again_and_its_reason_logged(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig()
-    with rig.gate.opened(never):
-        kinds = (ServerError, OSError, RuntimeError, BlockingIOError, ServerError)
-        rig.failures = [kind(f"Reason {number}.") for number, kind in enumerate(kinds)]
-        rig.process.code = -9
-        wait_for(lambda: len(rig.started) == 2)
-    assert all(f"Reason {number}; restarting" in caplog.text for number in range(5))
+def test_a_drain_without_end_is_ended(house: House) -> None:
+    house.ends_at = 10**6
+    house.run(10.0)
+    assert house.process.code == -9 and house.now == pytest.approx(10.0 + SETTINGS.drain_timeout_s + CLOSING_S, abs=1.0)
 
 
-def fall_silent(rig: Rig) -> None:
-    """No heartbeat and no answer; each question takes ``silence_s`` of the clock."""
-    wait_for(lambda: rig.gate.is_ready)
-    rig.process.stubborn = True
-    rig.answers, rig.is_beating = [TimeoutError], False
+# Its real process
 
 
-@pytest.mark.parametrize(("is_computing", "after_s"), [(False, DEAD_AFTER_S), (True, STUCK_AFTER_S)])
-def test_a_gate_whose_loop_stands_still_is_asked_to_end_and_replaced(
-    is_computing: bool, after_s: float, caplog: pytest.LogCaptureFixture
-) -> None:
-    rig = Rig()
-    rig.is_computing = is_computing
-    with rig.gate.opened(never):
-        began = rig.now
-        fall_silent(rig)
-        wait_for(lambda: rig.process.asked == 1)
-        assert after_s <= rig.now - began <= after_s + 2 * ASK_TIMEOUT_S and not rig.gate.is_ready
-        wait_for(lambda: _pass(rig, LAST_WORDS_S) or len(rig.started) == 2)
-        assert rig.started[0].code == -9 and rig.started[0].asked == 1
-        rig.answers, rig.is_beating = [True], True
-        wait_for(lambda: rig.gate.is_ready)
-    assert "has given no sign of life for" in caplog.text and "restarting the gate" in caplog.text
+@pytest.fixture
+def server() -> Iterator[FakeTriton]:
+    made = FakeTriton(Speakers())
+    yield made
+    made.stop()
 
 
-def test_a_gate_that_comes_to_itself_when_it_is_asked_to_end_has_the_time_of_a_drain() -> None:
-    rig = Rig()
-    rig.wakes_when_asked = True
-    with rig.gate.opened(never):
-        fall_silent(rig)
-        first = rig.process
-        wait_for(lambda: first.asked == 1)
-        beats = rig.beats
-        wait_for(lambda: rig.beats > beats + 1)  # it has been seen to beat
-        rig.now += LAST_WORDS_S + 1.0
-        beats = rig.beats
-        wait_for(lambda: rig.beats > beats + 1)
-        assert first.code is None and len(rig.started) == 1, "it drains"
-        first.code = 0
-        wait_for(lambda: len(rig.started) == 2)
+def settings(server: FakeTriton, **options: Any) -> GateSettings:
+    grpc, http = ports(2)
+    return GateSettings(UpstreamSettings(server.address, poll_interval_s=0.05), grpc=Listen(port=grpc), http=Listen(port=http), **options)
 
 
-def test_a_busy_gate_that_answers_nothing_is_not_replaced_but_takes_no_sessions_while_its_loop_stands_still() -> None:
-    rig = Rig()
-    rig.is_computing = True
-    with rig.gate.opened(never):
-        fall_silent(rig)
-        wait_for(lambda: not rig.gate.is_ready)
-        assert UNREADY_AFTER_S <= rig.now < STUCK_AFTER_S
-        rig.is_beating = True
-        asked = rig.asked
-        wait_for(lambda: rig.asked > asked + 100)  # unanswered for far longer than any limit
-        rig.answers = [True]
-        wait_for(lambda: rig.gate.is_ready)
-        assert len(rig.started) == 1 and rig.process.asked == 0
-        rig.process.stubborn = False
+@contextmanager
+def opened(made: GateSettings) -> Iterator[KeptGate]:
+    gate = KeptGate(made)
+    with gate.opened(never):
+        wait_for(lambda: gate.is_ready, "its readiness")
+        yield gate
 
 
-def test_a_machine_that_stands_still_again_and_again_is_no_loss() -> None:
-    rig = Rig()
-    rig.silence_s = 1000.0
-    with rig.gate.opened(never):
-        for _ in range(3):
-            fall_silent(rig)
-            asked = rig.asked
-            wait_for(lambda asked=asked: rig.asked >= asked + 3)  # type: ignore[misc]
-            rig.answers = [True]
-            wait_for(lambda: rig.gate.is_ready)
-        assert len(rig.started) == 1 and rig.process.asked == 0
-        rig.process.stubborn = False
+def test_its_successor_takes_its_ports_and_it_ends_with_its_keeper(server: FakeTriton) -> None:
+    with opened(settings(server)) as gate:
+        first = gate._member.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: gate._member.pid not in (None, first) and gate.is_ready, "the next one")
+        host, _, port = gate.grpc_url.rpartition(":")
+        socket.create_connection((host, int(port))).close()
+    assert gate.has_ended and not gate.is_ready and gate._member.pid is None
 
 
-def test_a_drain_asks_once_and_no_other_gate_follows() -> None:
-    rig = Rig()
-    with rig.gate.opened(never):
-        wait_for(lambda: rig.gate.is_ready)
-        rig.process.stubborn = True
-        rig.gate.drain()
-        assert not rig.gate.is_ready and not rig.gate.has_ended and rig.process.asked == 1
-        rig.process.code = 0
-        wait_for(lambda: rig.gate.has_ended)
-    assert len(rig.started) == 1 and rig.process.asked == 1
+@pytest.mark.parametrize("mutual", [False, True])
+def test_it_answers_over_tls_and_is_ready_where_it_wants_a_certificate(server: FakeTriton, tmp_path: Path, mutual: bool) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    words = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1", "-subj", "/CN=localhost")
+    subprocess.run(["openssl", *words, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    with opened(settings(server, tls=TlsSettings(certificate, key, certificate if mutual else None))):
+        pass
 
 
-def test_a_gate_that_dies_in_a_drain_is_not_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig()
-    with rig.gate.opened(never):
-        rig.process.stubborn = True
-        rig.gate.drain()
-        rig.process.code = -9
-        wait_for(lambda: rig.gate.has_ended)
-    assert len(rig.started) == 1 and "while it drained" in caplog.text
-
-
-def test_a_drain_without_end_is_ended() -> None:
-    rig = Rig()
-    with rig.gate.opened(never):
-        rig.process.stubborn = True
-        rig.gate.drain()
-        wait_for(lambda: _pass(rig, SETTINGS.drain_timeout_s + CLOSING_S) or rig.gate.has_ended)
-    assert rig.process.code == -9
-
-
-def _pass(rig: Rig, seconds: float) -> bool:
-    rig.now += seconds + 1.0
-    return False
-
-
-def test_a_gate_that_does_not_end_is_killed() -> None:
-    rig = Rig()
-    with rig.gate.opened(never):
-        rig.process.stubborn = True
-        ticking = threading.Thread(target=lambda: wait_for(lambda: _pass(rig, 1.0) or rig.gate.has_ended))
-        ticking.start()
-    ticking.join()
-    assert rig.process.code == -9 and rig.process.asked >= 1
-
-
-@pytest.mark.parametrize("error", [ServerError, OSError, ValueError])
-def test_the_first_start_fails_with_the_reason(error: type[Exception]) -> None:
-    rig = Rig()
-    rig.failures = [error("The gate cannot start: no.")]
-    with pytest.raises(error, match="cannot start: no"), rig.gate.opened(never):
+def test_reasons_not_to_start_are_one_sentence(server: FakeTriton, tmp_path: Path) -> None:
+    made = settings(server)
+    with socket.create_server(("127.0.0.1", made.grpc.port)):
+        reason = f"^the gate ended with exit code 1: gateway: gRPC port {made.grpc.port} .*; choose another one.$"
+        with pytest.raises(ServerError, match=reason), opened(made):
+            pytest.fail("it is not open")
+    with pytest.raises(ServerError, match=r"gateway: .*none.* cannot be read"), opened(replace(made, keys_file=tmp_path / "none")):
         pytest.fail("it is not open")
-    assert rig.gate.has_ended and not rig.started
 
 
-def test_the_first_start_can_be_interrupted() -> None:
-    rig = Rig()
-    with pytest.raises(Interrupted), rig.gate.opened(lambda: True):
+def test_a_start_can_be_interrupted(server: FakeTriton) -> None:
+    gate = KeptGate(settings(server))
+    with pytest.raises(Interrupted), gate.opened(lambda: True):
         pytest.fail("it is not open")
-    assert rig.gate.has_ended
+    assert gate.has_ended and gate._member.pid is None
+
+
+# What it is told of the models, and what the command line of serve.py makes of it
+
+
+@settings_of_hypothesis(max_examples=20)
+@given(st.integers(0, 10**7))
+def test_the_longest_text_of_the_repository_passes_the_gate_which_knows_its_rate(max_text_chars: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "cosyvoice2_bistream" / "config.pbtxt"
+        config.parent.mkdir()
+        text = read_template("cosyvoice2_bistream").replace("${max_text_chars}", str(max_text_chars))
+        config.write_text(text.replace("${sample_rate}", "16000"), encoding="utf-8")
+        longest = len("\U0001f600".encode()) * max_text_chars
+        limits = fit_limits(GateLimits(), Path(folder))
+        assert limits.max_text_bytes == max(GateLimits.max_text_bytes, longest) and limits.sample_rate == 16_000
+        assert fit_limits(GateLimits(max_text_bytes=17), Path(folder)).max_text_bytes == 17  # somebody wanted it so
+
+
+def test_serve_gives_the_gate_the_public_addresses_and_the_server_loopback(tmp_path: Path) -> None:
+    arguments = ["--model-repository", str(tmp_path), "--grpc-address", "0.0.0.0", "--http-port", "5000", "--drain-timeout-s", "9"]
+    options = parse_arguments([*arguments, "--keys-file", "keys", "--sessions-per-address", "0", "--starts-per-second", "1.5"])
+    server = server_settings(options)
+    gate = gate_settings(options, server, tmp_path / "hold")
+    assert server.ports is not None
+    assert (server.grpc_address, server.http_address, server.ports.metrics) == ("127.0.0.1", "127.0.0.1", 8002)
+    assert gate.upstream.address == f"127.0.0.1:{server.ports.grpc}" and gate.drain_timeout_s == 9.0
+    assert gate.upstream.hold_file == tmp_path / "hold" and gate.keys_file == Path("keys")
+    assert (gate.grpc, gate.http) == (Listen("0.0.0.0", 8001), Listen("127.0.0.1", 5000))
+    assert gate.limits == GateLimits(sessions_per_address=0, starts_per_second=1.5)
+
+
+def test_serve_without_a_gate_is_as_asked_and_accepts_no_option_of_the_gate(capsys: pytest.CaptureFixture[str]) -> None:
+    server = server_settings(parse_arguments(["--direct", "--grpc-address", "0.0.0.0"]))
+    assert server.ports is not None and (server.grpc_address, server.ports.grpc, server.ports.http) == ("0.0.0.0", 8001, 8000)
+    for option in (["--keys-file", "x"], ["--tls-certificate", "c", "--tls-key", "k"], ["--max-sessions", "5"]):
+        with pytest.raises(SystemExit):
+            parse_arguments(["--direct", *option])
+        assert "--direct serves without it" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.keeper.gpus import deal_out, visible_gpus
+from bistream.keeper.gpu_sharing import deal_out, visible_gpus
 
 INSTALLED = ["GPU-a", "GPU-b", "GPU-c"]
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client import values
 from prometheus_client.parser import text_string_to_metric_families
 
-from bistream.keeper.metrics import KeeperMetrics, triton_text
+from bistream.keeper import metrics
+from bistream.keeper.metrics import KeeperMetrics
 from bistream.keeper.server_process import METRICS_VARIABLE
+from bistream.keeper.supervisor import Supervisor
 from bistream.metrics.families import AUDIO_TTFP, HOP_QUEUE, SESSION_STARTS
 from bistream.metrics.recorder import Recorder
 from bistream.processes.control_files import ProcessStatus, StatusFile, forget_process
@@ -28,6 +28,10 @@ class Supervised:
     current_server: Any = None
     is_ready: bool = False
     restarts: int = 0
+
+
+def page(supervised: Supervised) -> str:
+    return KeeperMetrics(cast(Supervisor, supervised)).text()
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:
@@ -53,37 +57,21 @@ def write_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     return write
 
 
-@pytest.fixture
-def triton_port() -> Iterator[int]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(TRITON.encode())
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield server.server_address[1]
-        server.shutdown()
-        thread.join()
-
-
 def test_before_the_first_server_there_is_the_keeper_alone() -> None:
-    assert samples(KeeperMetrics(Supervised()).text()) == {("bistream_server_ready", ""): 0, ("bistream_server_restarts_total", ""): 0}
+    assert samples(page(Supervised())) == {("bistream_server_ready", ""): 0, ("bistream_server_restarts_total", ""): 0}
 
 
-def test_processes_are_added_up_and_triton_follows(tmp_path: Path, triton_port: int, write_process: Callable[..., None]) -> None:
+def test_processes_are_added_up_and_triton_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_process: Callable[..., None]
+) -> None:
     """Of a process that has ended the counters remain, and the gauges do not."""
     for model, pid, first_audio_s in (("door", 2, 0.1), ("other", 3, 7.0), ("gone", 10, 7.0)):
         write_process(model, pid, first_audio_s)
     StatusFile(tmp_path, "loading", 11).write(ProcessStatus())
     forget_process(tmp_path, "gone", 10)
-    server = SimpleNamespace(control_directory=tmp_path, http_url="127.0.0.1:1", ports=SimpleNamespace(metrics=triton_port))
-    text = KeeperMetrics(Supervised(server, is_ready=True, restarts=4)).text()
+    server = SimpleNamespace(control_directory=tmp_path, http_url="127.0.0.1:1", ports=SimpleNamespace(metrics=7))
+    monkeypatch.setattr(metrics, "fetch", lambda address, path, timeout_s: (200, TRITON) if address == "127.0.0.1:7" else None)
+    text = page(Supervised(server, is_ready=True, restarts=4))
     found = samples(text)
     assert found["bistream_session_starts_total", ""] == 15
     assert found["bistream_hop_queue_depth", ""] == 10
@@ -94,7 +82,6 @@ def test_processes_are_added_up_and_triton_follows(tmp_path: Path, triton_port: 
     assert "pid=" not in text
 
 
-def test_a_server_that_is_gone_leaves_its_part_out(tmp_path: Path, triton_port: int) -> None:
-    assert triton_text(f"127.0.0.1:{triton_port}") == TRITON
+def test_a_server_that_is_gone_leaves_its_part_out(tmp_path: Path) -> None:
     server = SimpleNamespace(control_directory=tmp_path / "gone", http_url="127.0.0.1:1", ports=SimpleNamespace(metrics=1))
-    assert len(samples(KeeperMetrics(Supervised(server)).text())) == 2
+    assert len(samples(page(Supervised(server)))) == 2

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -12,7 +16,7 @@ from hypothesis import strategies as st
 from bistream.keeper.host import ServerError
 from bistream.keeper.restart_policy import RestartLimits, RestartPolicy
 from bistream.keeper.server_process import Interrupted, ServerSettings, TritonServer
-from bistream.keeper.server_watch import Fault
+from bistream.keeper.server_watch import Fault, ServerWatch
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
 
 LIMITS = RestartLimits(budget=4, window_s=600.0, first_delay_s=1.0, longest_delay_s=60.0)
@@ -24,23 +28,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def test_the_first_failure_waits_for_nothing_and_each_later_one_twice_as_long() -> None:
-    policy = RestartPolicy(LIMITS, Clock())
-    delays = [policy.record_failure() for _ in range(4)]
-    assert delays == [0.0, 1.0, 2.0, 4.0] and not policy.is_exhausted
-    assert policy.record_failure() == 60.0 and policy.is_exhausted
-
-
-def test_failures_are_forgotten_after_the_window() -> None:
-    clock = Clock()
-    policy = RestartPolicy(LIMITS, clock)
-    for _ in range(6):
-        policy.record_failure()
-    assert policy.is_exhausted
-    clock.now = LIMITS.window_s
-    assert policy.failures == 0 and not policy.is_exhausted and policy.record_failure() == 0.0
 
 
 @given(st.lists(st.floats(0.0, 1000.0), max_size=40), st.integers(1, 10))
@@ -84,11 +71,12 @@ class Rehearsal(Supervisor):
             raise ServerError("It does not start.")
         return TritonServer(self._server_settings)
 
-    def _watch(self, server: TritonServer) -> Fault | None:
+    @contextlib.contextmanager
+    def _watched(self, server: TritonServer) -> Iterator[ServerWatch]:
         life = self.lives.pop(0)
         assert life is not None
         self.now += 3600.0 * life
-        return Fault("It has died")
+        yield cast(ServerWatch, SimpleNamespace(look=lambda: Fault("It has died")))
 
     def _tell(self, server: TritonServer, fault: Fault) -> None:
         assert fault.reason == "It has died"

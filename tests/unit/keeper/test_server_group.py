@@ -1,4 +1,4 @@
-"""A group of servers and its proxy: what is started again, what ends the group, how it drains. Processes and clock are scripted."""
+"""A group of servers and its proxy, or of a server and its interfaces: what is started again, what ends the group, how it drains."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from bistream.keeper.group_member import Member, MemberPlan, spawn_member
 from bistream.keeper.host import ServerError
+from bistream.keeper.member_group import HURRIED_TIMEOUT_S, Member, MemberGroup, MemberPlan, spawn_member
+from bistream.keeper.restart_policy import RestartLimits
 from bistream.keeper.server_group import ServerGroup
 
 DEADLINE_S = 120.0
@@ -37,8 +41,7 @@ class FakeProcess:
         return self.code
 
     def send_signal(self, sig: int) -> None:
-        assert sig == signal.SIGTERM
-        self.signals += 1
+        self.signals += sig == signal.SIGTERM
         if self.code is None and self.signals == self.ends_at:
             self.code = 0
 
@@ -120,16 +123,6 @@ def test_a_server_that_dies_is_started_again_and_not_counted_meanwhile() -> None
     assert running(world) == []
 
 
-def test_a_server_that_was_drained_alone_gets_a_successor_at_once_however_often() -> None:
-    world = World()
-    group = world.group()
-    for number in range(1, 21):
-        world.at(number, world.end("server 0", 0))
-    world.at(22.0, group.stop)
-    group.run()
-    assert len(world.started["server 0"]) == 21 and "failure" not in group.state
-
-
 def test_a_group_of_which_no_server_can_start_ends_with_the_reason() -> None:
     world = World(broken={"server 0", "server 1"})
     with pytest.raises(ServerError, match="No server has become ready; server 0 ended with exit code 1: server 0: the reason"):
@@ -139,7 +132,7 @@ def test_a_group_of_which_no_server_can_start_ends_with_the_reason() -> None:
 
 def test_a_proxy_that_cannot_start_ends_the_group_before_any_server_starts() -> None:
     world = World(broken={"envoy"}, unready={"envoy"})
-    with pytest.raises(ServerError, match="The proxy cannot start: envoy ended with exit code 1: envoy: the reason"):
+    with pytest.raises(ServerError, match="envoy ended with exit code 1: envoy: the reason"):
         world.group().run()
     assert list(world.started) == ["envoy"]
 
@@ -173,30 +166,17 @@ def test_the_first_stop_drains_and_the_proxy_ends_last() -> None:
     assert world.started["server 0"][0].signals == 1 and not group.is_ready
 
 
-def test_what_a_killed_process_has_left_does_not_make_its_successor_ready() -> None:
-    world = World()
-    left = ["a ready file"]
-    member = Member(MemberPlan("server 0", ["x"], lambda: bool(left), clear=left.clear), None, world.spawn, lambda: world.now)
+def test_a_server_that_is_killed_before_the_next_look_has_worked_and_what_it_left_does_not_make_its_successor_ready(tmp_path: Path) -> None:
+    world, ready_file = World(), tmp_path / "ready.json"
+    member = Member(MemberPlan("server 0", ["x"], ready_file), None, world.spawn, lambda: world.now)
     member.start()
     assert not member.is_ready
-    left.append("its own")
-    assert member.is_ready
+    ready_file.touch()
     world.end("server 0", -9)()
     member.look()
-    assert not member.is_running and member.failure
+    assert not member.is_running and member.failure and not member.has_never_worked
     member.look()
     assert member.is_running and not member.is_ready
-
-
-def test_a_server_that_is_killed_between_its_readiness_and_the_next_look_has_worked() -> None:
-    world = World()
-    left: list[str] = []
-    member = Member(MemberPlan("server 0", ["x"], lambda: bool(left), clear=left.clear), None, world.spawn, lambda: world.now)
-    member.start()
-    left.append("a ready file")
-    world.end("server 0", -9)()
-    member.look()
-    assert member.failure and not member.has_never_worked
 
 
 def test_a_real_process_is_followed_line_by_line(capfd: pytest.CaptureFixture[str]) -> None:
@@ -207,6 +187,90 @@ def test_a_real_process_is_followed_line_by_line(capfd: pytest.CaptureFixture[st
     assert capfd.readouterr().err == "[server 3] one\n[server 3] two\n[server 3] It is wrong.\n"
 
 
-def test_a_process_that_cannot_be_started_is_one_sentence() -> None:
-    process, last_line = spawn_member(MemberPlan("envoy", ["/nowhere/envoy"], lambda: True))
-    assert process.wait(DEADLINE_S) == 1 and "No such file" in last_line()
+# Members that end in order: the interfaces, then the server
+
+FRONT, BACK = "interfaces", "server"
+BOTH = (FRONT, BACK)
+NEVER = 10**6  # signals
+
+
+def make(world: World) -> MemberGroup:
+    return MemberGroup([[world.member(FRONT)], [world.member(BACK)]], world.pause, lambda: world.now)
+
+
+def starts(world: World) -> dict[str, int]:
+    return {name: len(processes) for name, processes in world.started.items()}
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.sampled_from(BOTH), st.sampled_from([-9, -11, 0, 1])), max_size=8))
+def test_each_death_starts_that_member_again_and_no_other(deaths: list[tuple[str, int]]) -> None:
+    world = World()
+    group = make(world)
+    pause_s = RestartLimits.longest_delay_s + 1.0  # each when the one before has been answered, however slowly
+    for number, (name, code) in enumerate(deaths):
+        world.at(1.0 + number * pause_s, world.end(name, code))
+    world.at(1.0 + len(deaths) * pause_s, group.stop)
+    group.run()
+    assert starts(world) == {name: 1 + sum(dead == name for dead, _ in deaths) for name in BOTH}
+    assert running(world) == []
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_a_member_that_cannot_start_ends_all_with_its_reason_and_is_not_tried_again(name: str) -> None:
+    world = World(ends_at=2, broken={name}, unready={name})
+    with pytest.raises(ServerError, match=f"^{name} ended with exit code 1: {name}: the reason.$"):
+        make(world).run()
+    assert running(world) == [] and starts(world) == {FRONT: 1, BACK: 1}
+    (other,) = set(BOTH) - {name}
+    assert world.started[other][0].code == 0, "it was asked to end, at once"
+
+
+def test_a_member_that_fails_later_is_never_given_up() -> None:
+    world = World()
+    group = make(world)
+
+    def break_down() -> None:
+        world.broken.add(BACK)
+        world.end(BACK, 1)()
+
+    world.at(1.0, break_down)
+    world.at(800.0, world.broken.clear)
+    world.at(900.0, group.stop)
+    group.run()
+    assert starts(world)[FRONT] == 1 and world.started[BACK][-1].code == 0
+
+
+def test_the_first_stop_ends_one_after_the_other() -> None:
+    world = World(ends_at=NEVER)
+    group = make(world)
+    world.at(5.0, group.stop)
+    asked: list[tuple[int, int]] = []
+    world.at(100.0, lambda: asked.append((world.started[FRONT][0].signals, world.started[BACK][0].signals)))
+    world.at(101.0, world.end(FRONT, 0))
+    world.at(200.0, lambda: asked.append((world.started[FRONT][0].signals, world.started[BACK][0].signals)))
+    world.at(201.0, world.end(BACK, 0))
+    group.run()
+    assert asked == [(1, 0), (1, 1)] and starts(world) == {FRONT: 1, BACK: 1}
+
+
+def test_what_later_members_need_is_kept_running_while_the_first_ones_drain() -> None:
+    world = World(ends_at=NEVER)
+    group = make(world)
+    world.at(5.0, group.stop)
+    world.at(10.0, world.end(BACK, -9))
+    world.at(20.0, world.end(FRONT, 0))
+    world.at(30.0, world.end(BACK, 0))
+    group.run()
+    assert starts(world) == {FRONT: 1, BACK: 2}
+
+
+@pytest.mark.parametrize("ends_at", [2, NEVER])
+def test_the_second_stop_ends_all_at_once(ends_at: int) -> None:
+    world = World(ends_at=ends_at)
+    group = make(world)
+    world.at(5.0, group.stop)
+    world.at(7.0, group.stop)
+    group.run()
+    assert running(world) == [] and starts(world) == {FRONT: 1, BACK: 1}
+    assert world.now < (8.0 if ends_at == 2 else 8.0 + 2 * HURRIED_TIMEOUT_S)

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import io
+import stat
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from bistream.keeper import server_log
-from bistream.keeper.server_log import ServerLog
+from bistream.keeper.server_log import LogFile
 from scripts.serve import log_path, parse_arguments
 
 
 def test_a_full_file_is_kept_once_and_no_line_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_log, "MOST_BYTES", 100)
-    path = tmp_path / "server.log"
-    lines = [f"line {number:02d}\n" for number in range(20)]  # 8 bytes each
-    ServerLog(path).copy(io.StringIO("".join(lines)))
-    assert path.with_name("server.log.1").read_text() == "".join(lines[:13])
-    assert path.read_text() == "".join(lines[13:])
-    ServerLog(path).copy(io.StringIO("".join(lines)))
-    assert path.with_name("server.log.1").read_text() == "".join(lines[6:19]), "what was there counts"
-    assert path.read_text() == "".join(lines[19:])
-    assert sorted(item.name for item in tmp_path.iterdir()) == ["server.log", "server.log.1"]
-
-
-def test_every_line_is_shown_to_who_watches(tmp_path: Path) -> None:
-    seen: list[str] = []
-    ServerLog(tmp_path / "server.log", seen.append).copy(io.StringIO("one\ntwo\n"))
-    assert seen == ["one\n", "two\n"]
+    lines = [f"line {number:02d}\n" for number in range(40)]  # 8 bytes each
+    for start in (0, 20):  # of two servers; what was there counts
+        with closing(LogFile(tmp_path / "folder/server.log")) as file:
+            for line in lines[start : start + 20]:
+                file.write(line)
+    kept, newest = ((tmp_path / "folder" / name).read_text() for name in ("server.log.1", "server.log"))
+    assert "".join(lines).endswith(kept + newest) and 0 < len(newest) <= 100 and 90 <= len(kept) <= 100
+    assert sorted(item.name for item in (tmp_path / "folder").iterdir()) == ["server.log", "server.log.1"]
+    assert stat.S_IMODE((tmp_path / "folder/server.log").stat().st_mode) & 0o037 == 0
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from bistream.keeper import server_watch
 from bistream.keeper.hangs import Hangs
 from bistream.keeper.host import ServerError
 from bistream.keeper.model_requests import RequestError
-from bistream.keeper.restart_policy import RestartLimits
 from bistream.keeper.server_process import TritonServer
-from bistream.keeper.server_watch import MAX_RELOADS, OTHERS_PATIENCE_S, Fault, ServerWatch
+from bistream.keeper.server_watch import LOAD_ATTEMPTS, MAX_RELOADS, OTHERS_PATIENCE_S, Fault, ServerWatch
+from tests.triton.conftest import wait_for
 
 WAIT_S = 120.0
-LIMITS = RestartLimits(budget=2, first_delay_s=0.0, longest_delay_s=0.0)
 
 
 class FakeServer:
@@ -63,78 +64,43 @@ def watching(
     hangs: Any = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[ServerWatch]:
-    watch = ServerWatch(cast(TritonServer, server), probe, interval_s, LIMITS, clock, cast(Hangs | None, hangs))
+    watch = ServerWatch(cast(TritonServer, server), probe, interval_s, clock, cast(Hangs | None, hangs))
     try:
         yield watch
     finally:
         watch.stop()
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(int(WAIT_S / 0.01)):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not become true")
-
-
 def wait_for_fault(watch: ServerWatch) -> Fault:
-    for _ in range(int(WAIT_S / 0.01)):
-        if (fault := watch.look()) is not None:
-            return fault
-        threading.Event().wait(0.01)
-    raise AssertionError("no fault was found")
+    wait_for(lambda: watch.look() is not None, "a fault")
+    assert watch.fault is not None
+    return watch.fault
 
 
-@pytest.mark.parametrize("model", ["llm_bistream", "token2wav", "cosyvoice2_bistream", "cosyvoice2"])
-def test_a_dead_process_with_sessions_is_a_fault_that_names_it(model: str) -> None:
+@pytest.mark.parametrize("model", ["llm_bistream", "token2wav"])
+def test_a_dead_process_with_sessions_is_a_fault_that_names_it_and_the_end_of_the_server_comes_before(model: str) -> None:
     server = FakeServer()
     with watching(server) as watch:
         assert watch.look() is None
         server.dying = [model]
         patience_s = OTHERS_PATIENCE_S if model == "llm_bistream" else 0.0
         assert watch.look() == Fault(f"The process of a model has died ({model})", model, patience_s)
+        server.code, server.dying = -11, [model]
+        assert watch.look() == Fault("The server ended by itself with exit code -11")
     assert server.calls == []
 
 
-@pytest.mark.parametrize("model", ["audio_tokenizer", "speaker_embedding"])
-def test_a_dead_front_end_is_loaded_anew_while_the_server_serves(model: str) -> None:
-    server = FakeServer()
-    with watching(server) as watch:
-        server.dying = [model]
-        assert watch.look() is None
-        assert server.loaded.acquire(timeout=WAIT_S)
-        assert watch.look() is None
-    assert server.calls == [f"unload {model}", f"load {model}"]
-
-
-def test_a_second_death_during_a_reload_changes_nothing() -> None:
+def test_a_dead_front_end_is_loaded_anew_while_the_server_serves_but_not_without_end() -> None:
     server = FakeServer()
     server.loading.clear()
     with watching(server) as watch:
-        server.dying = ["audio_tokenizer"]
-        watch.look()
-        server.dying = ["audio_tokenizer"]
-        watch.look()
+        for _ in range(2):  # the second death during the reload changes nothing
+            server.dying = ["audio_tokenizer"]
+            assert watch.look() is None
         server.loading.set()
         assert server.loaded.acquire(timeout=WAIT_S)
-    assert server.calls == ["unload audio_tokenizer", "load audio_tokenizer"]
-
-
-def test_a_front_end_that_does_not_load_is_tried_again_and_then_a_reason_to_restart() -> None:
-    server = FakeServer()
-    server.load_errors = [ServerError("The server could not load it.")] * 2
-    with watching(server) as watch:
-        server.dying = ["speaker_embedding"]
-        fault = wait_for_fault(watch)
-    assert fault.reason == "The server could not load it" and fault.model == "" and fault.patience_s > OTHERS_PATIENCE_S
-    assert server.calls == ["unload speaker_embedding", "load speaker_embedding", "load speaker_embedding"]
-
-
-def test_too_many_dead_instances_that_the_server_keeps_are_a_reason_to_restart() -> None:
-    server = FakeServer()
-    with watching(server) as watch:
-        for _ in range(MAX_RELOADS):
+        assert server.calls == ["unload audio_tokenizer", "load audio_tokenizer"]
+        for _ in range(MAX_RELOADS - 2):
             server.dying = ["audio_tokenizer"]
             assert watch.look() is None
         server.dying = ["speaker_embedding"]
@@ -142,28 +108,23 @@ def test_too_many_dead_instances_that_the_server_keeps_are_a_reason_to_restart()
     assert fault is not None and fault.model == "" and fault.patience_s > OTHERS_PATIENCE_S
 
 
-def test_the_end_of_the_server_comes_before_all_else() -> None:
+def test_a_front_end_that_does_not_load_is_tried_again_and_then_a_reason_to_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_watch, "LOAD_RETRY_S", 0.0)
     server = FakeServer()
-    server.code, server.dying = -11, ["llm_bistream", "audio_tokenizer"]
+    server.load_errors = [ServerError("The server could not load it.")] * LOAD_ATTEMPTS
     with watching(server) as watch:
-        assert watch.look() == Fault("The server ended by itself with exit code -11")
-    assert server.calls == []
+        server.dying = ["speaker_embedding"]
+        fault = wait_for_fault(watch)
+    assert fault.reason == "The server could not load it" and fault.model == "" and fault.patience_s > OTHERS_PATIENCE_S
+    assert server.calls == ["unload speaker_embedding", *["load speaker_embedding"] * LOAD_ATTEMPTS]
 
 
 def test_a_server_that_hangs_cannot_tell_anybody() -> None:
-    class Silent:
-        stopped = False
-
-        def look(self) -> str | None:
-            return "The server has not answered for 11.0 s"
-
-        def stop(self) -> None:
-            self.stopped = True
-
-    hangs = Silent()
+    stopped: list[bool] = []
+    hangs = SimpleNamespace(look=lambda: "The server has not answered for 11.0 s", stop=lambda: stopped.append(True))
     with watching(FakeServer(), hangs=hangs) as watch:
         assert watch.look() == Fault("The server has not answered for 11.0 s", is_mute=True)
-    assert hangs.stopped
+    assert stopped
 
 
 def test_probes_come_after_their_interval_and_two_failures_in_a_row_are_forgiven() -> None:
@@ -178,7 +139,7 @@ def test_probes_come_after_their_interval_and_two_failures_in_a_row_are_forgiven
         while outcomes:
             now[0] += 10.0
             assert watch.look() is None  # notes how a probe has ended, or begins the next one
-            wait_for(lambda: watch._prober._thread is None or not watch._prober._thread.is_alive())
+            wait_for(lambda: watch._prober._running is None or watch._prober._running.done(), "its end")
         assert wait_for_fault(watch) == Fault("The server does not work: model token2wav did not answer")
     assert not outcomes
 

@@ -1,4 +1,5 @@
-"""The health flag of a live model process is set repeatedly; dead processes and memory of another layout are left alone."""
+"""The model processes of a server, with real processes that only look like them: which exist and which have died. The health flag of a
+living one is set repeatedly; dead ones and memory of another layout are left alone."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from bistream.keeper.stub_pulse import StubPulse
+from bistream.keeper.model_control import ModelControl
+from bistream.keeper.served_models import ModelProcess, ServedModels, process_state
 
 CONTROL = 336  # handle of the control block, as the server passes it
 FLAG = CONTROL + 16
@@ -35,7 +37,8 @@ def region(directory: Path, name: str, queues: tuple[int, ...] = QUEUES, flag: i
 @contextmanager
 def stub(path: Path, parent: int) -> Iterator[subprocess.Popen[bytes]]:
     """A process that looks like a model process from outside and waits until it is ended."""
-    script = path.with_suffix(".sh")
+    script = path.parent / path.stem / "1" / "model.py"
+    script.parent.mkdir(parents=True)
     script.write_text("read line\n", encoding="utf-8")
     arguments = ["/backends/triton_python_backend_stub", str(script), path.name, "1", "1", str(parent), "lib", str(CONTROL), "name"]
     with subprocess.Popen(arguments, executable="/bin/sh", stdin=subprocess.PIPE) as process:
@@ -48,14 +51,33 @@ def stub(path: Path, parent: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @contextmanager
-def pulse(directory: Path) -> Iterator[StubPulse]:
-    one = StubPulse(os.getpid(), directory)
-    one.adopt()
-    one.start()
+def serving(directory: Path) -> Iterator[ServedModels]:
+    one = ServedModels(ModelControl("127.0.0.1:1", "", 1.0), os.getpid(), directory, shared_memory=directory)
+    one.find()
     try:
         yield one
     finally:
         one.stop()
+
+
+def test_a_dead_process_is_reported_once_with_its_model_reaped_or_not(tmp_path: Path) -> None:
+    names = ("token2wav", "llm_bistream", "audio_tokenizer", "foreign")
+    one, other, late, foreign = (region(tmp_path, f"{name}.region") for name in names)
+    with serving(tmp_path) as models, stub(one, os.getpid()) as first, stub(other, os.getpid()) as second, stub(foreign, 1):
+        models.find()
+        assert set(models.living) == {ModelProcess(first.pid, "token2wav"), ModelProcess(second.pid, "llm_bistream")}
+        assert models.take_dead() == []
+        first.kill()
+        os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # dead, and not reaped
+        assert process_state(first.pid) == "Z"
+        assert models.take_dead() == ["token2wav"] and models.take_dead() == []
+        second.kill()
+        second.wait()
+        assert models.take_dead() == ["llm_bistream"] and not models.living
+        with stub(late, os.getpid()) as third:
+            models.find()
+            assert set(models.living) == {ModelProcess(third.pid, "audio_tokenizer")}
+    assert process_state(first.pid) is None and process_state(os.getpid()) in ("R", "S")
 
 
 def is_set(path: Path) -> bool:
@@ -76,32 +98,23 @@ def wait_until_set(path: Path) -> None:
 
 
 def test_the_flag_of_a_living_process_is_set_whenever_the_server_has_cleared_it(tmp_path: Path) -> None:
-    early, late = region(tmp_path, "early"), region(tmp_path, "late")
-    before = early.read_bytes()
-    with stub(early, os.getpid()), pulse(tmp_path) as one:
-        for _ in range(3):
-            clear(early)
-            wait_until_set(early)
-        with stub(late, os.getpid()):
-            one.adopt()
-            wait_until_set(late)
-    after = early.read_bytes()
-    assert [index for index in range(REGION_BYTES) if before[index] != after[index]] == [FLAG]
-
-
-def test_the_memory_of_a_model_process_is_closed_to_other_users(tmp_path: Path) -> None:
-    """The server sets the mode 0644 itself, whatever its umask."""
-    memory = region(tmp_path, "memory")
+    """Its memory is closed to other users: the server gives it the mode 0644, whatever its umask."""
+    memory = region(tmp_path, "early.region")
     memory.chmod(0o644)
-    with stub(memory, os.getpid()), pulse(tmp_path):
-        wait_until_set(memory)
-        assert stat.S_IMODE(memory.stat().st_mode) == 0o600
+    before = memory.read_bytes()
+    with stub(memory, os.getpid()), serving(tmp_path):
+        for _ in range(3):
+            clear(memory)
+            wait_until_set(memory)
+    after = memory.read_bytes()
+    assert [index for index in range(REGION_BYTES) if before[index] != after[index]] == [FLAG]
+    assert stat.S_IMODE(memory.stat().st_mode) == 0o600
 
 
 def test_nothing_is_written_after_a_process_has_died_or_the_pulse_was_stopped(tmp_path: Path) -> None:
-    dying, living = region(tmp_path, "dying"), region(tmp_path, "living")
+    dying, living = region(tmp_path, "dying.region"), region(tmp_path, "living.region")
     with stub(dying, os.getpid()) as process, stub(living, os.getpid()):
-        with pulse(tmp_path):
+        with serving(tmp_path):
             wait_until_set(dying)
             process.kill()
             process.wait()
@@ -125,11 +138,11 @@ def test_nothing_is_written_after_a_process_has_died_or_the_pulse_was_stopped(tm
 def test_memory_with_another_layout_and_processes_of_other_servers_are_left_alone(
     tmp_path: Path, strange: dict[str, int | tuple[int, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    unknown = region(tmp_path, "unknown", **strange)  # type: ignore[arg-type]
-    foreign, known = region(tmp_path, "foreign"), region(tmp_path, "known")
+    unknown = region(tmp_path, "unknown.region", **strange)  # type: ignore[arg-type]
+    foreign, known = region(tmp_path, "foreign.region"), region(tmp_path, "known.region")
     before = unknown.read_bytes()
-    with stub(unknown, os.getpid()) as process, stub(foreign, 1), stub(known, os.getpid()), pulse(tmp_path) as one:
-        one.adopt()
+    with stub(unknown, os.getpid()) as process, stub(foreign, 1), stub(known, os.getpid()), serving(tmp_path) as one:
+        one.find()
         wait_until_set(known)
         clear(known)
         wait_until_set(known)
