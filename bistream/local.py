@@ -125,9 +125,6 @@ class LocalToken2Wav:
     def report(self) -> LoadReport | None:
         return self._service.report()
 
-    def others(self) -> int:
-        return 0
-
     def close(self) -> None:
         self._service.close()
 
@@ -291,5 +288,5 @@ def _start(
         is_end=is_end,
         options=options,
         speed=speed,
-        offline=offline,
+        is_offline=offline,
     )

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.keeper.host import ServerError, is_free
 from bistream.keeper.repository import read_parameters
 from bistream.keeper.server_process import Ports, free_ports
@@ -50,13 +50,12 @@ def ports_in_a_row(count: int) -> range:
 
 
 def fit_limits(limits: GateLimits, model_repository: Path) -> GateLimits:
-    """Room for the longest text that a front model takes, unless somebody has set another bound than the default."""
+    """Room for the longest text that the server takes, unless somebody has set another bound than the default."""
     if limits.max_text_bytes != GateLimits.max_text_bytes:
         return limits
     return replace(limits, max_text_bytes=max(limits.max_text_bytes, BYTES_PER_CHARACTER * _max_text_chars(model_repository)))
 
 
 def _max_text_chars(model_repository: Path) -> int:
-    parameters = read_parameters(model_repository)
-    found = (parameters.get(contract.name, {}).get("max_text_chars", "") for contract in (COSYVOICE2_BISTREAM, COSYVOICE2))
-    return max((int(value) for value in found if value.isdigit()), default=0)
+    value = read_parameters(model_repository).get(COSYVOICE2_BISTREAM.name, {}).get("max_text_chars", "")
+    return int(value) if value.isdigit() else 0

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.keeper.host import SHARED_MEMORY, ServerError
 from bistream.keeper.repository import count_instances, read_parameters
 from bistream.keeper.server_process import BACKEND_THREADS, ServerSettings
@@ -35,7 +35,6 @@ _THREADS_OF_SERVER, _THREADS_OF_MODEL, _THREADS_OF_KEEPER = 64, 16, 16
 _MEMORY_TO_START, _MEMORY_OF_MODEL = MIB, 6 * MIB
 _CONNECTIONS_PER_SESSION = 4  # the session's own, ones that are opening or closing, and those of callers that are refused
 _BYTES_PER_SAMPLE = 4
-_FRONT_MODELS = (COSYVOICE2.name, COSYVOICE2_BISTREAM.name)
 # What a shell takes as it is: the backend puts paths into a command line without quoting them, and a model process that gets half of a
 # path hangs the start.
 _PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
@@ -72,9 +71,8 @@ class HostRoom:
 def host_needs(model_repository: Path, processors: int) -> HostNeeds:
     """From the models' ``config.pbtxt``."""
     parameters, instances = read_parameters(model_repository), count_instances(model_repository)
-    front_models = [values for name, values in parameters.items() if name in _FRONT_MODELS]
-    sessions = sum(int(_number(values, "max_sessions")) for values in front_models)
-    recording_s = max((_number(values, "max_reference_s") for values in front_models), default=0.0)
+    front_model = parameters.get(COSYVOICE2_BISTREAM.name, {})
+    sessions, recording_s = int(_number(front_model, "max_sessions")), _number(front_model, "max_reference_s")
     compute = sum(int(_number(values, "num_threads")) or processors for values in parameters.values())
     threads = _THREADS_OF_KEEPER + _THREADS_OF_SERVER + instances * (BACKEND_THREADS + _THREADS_OF_MODEL)
     recordings = int(sessions * recording_s * REFERENCE_SAMPLE_RATE * _BYTES_PER_SAMPLE)

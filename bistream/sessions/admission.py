@@ -117,6 +117,8 @@ def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard
     check_values(COSYVOICE2_BISTREAM, request)
     if request.session_id is None and not request.is_end:
         raise InvalidInputError("session_id is missing; send one with every piece, or the whole text with is_end true.")
+    if request.is_offline and not request.is_end:
+        raise InvalidInputError("is_offline needs the whole text in the first request; send is_end true with all of it.")
     speed = _check_speed(request)
     _check_hash(request)
     speaker_id = _check_speaker(request, config)
@@ -130,7 +132,7 @@ def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard
         speaker_id=speaker_id,
         options=replace(request.options, instruct_text=_check_instruction(request, config, card)),
         speed=speed,
-        offline=request.offline or speed != 1.0,
+        offline=request.is_offline or speed != 1.0,
         reference_hash=request.reference_hash,
         is_cross_lingual=request.is_cross_lingual,
         source_wav=_check_source(request, config),

@@ -129,22 +129,20 @@ class _Count:
 class LoadControl:
     """Not thread-safe: it belongs to the orchestrator's event loop.
 
-    target: the highest load that a start may cause; 0: any. report: the latest of token2wav. others: sessions of other front models that
-    it is known to have. live: the needs of the sessions that were admitted and have not ended. longest_s: as for ``Lengths``.
+    target: the highest load that a start may cause; 0: any. report: the latest of token2wav. live: the needs of the sessions that were
+    admitted and have not ended. longest_s: as for ``Lengths``.
     """
 
     def __init__(
         self,
         target: float,
         report: Callable[[], LoadReport | None],
-        others: Callable[[], int],
         live: Callable[[], Iterable[Need]],
         clock: Callable[[], float],
         longest_s: float = 0.0,
     ) -> None:
         self._target = target
         self._latest_report = report
-        self._others = others
         self._live = live
         self._clock = clock
         self._count = _Count()
@@ -156,7 +154,7 @@ class LoadControl:
     def admit(self, need: Need) -> None:
         """Count another session. Raises ``BusyError`` when its promise, or that of another one, could not be kept."""
         count = self._counted(self._clock())
-        if count.sessions + self._others():
+        if count.sessions:
             if self._target and need.rate:
                 self._check_pace(need, count)
             self._check_pages(need, count)
@@ -188,7 +186,7 @@ class LoadControl:
         return count.rate / self._report.capacity if self._report.capacity else 0.0
 
     def _check_pace(self, need: Need, count: _Count) -> None:
-        excess = count.rate + self._others() + min(1.0, need.rate) - self._target * (self._report.capacity or ASSUMED_CAPACITY)
+        excess = count.rate + min(1.0, need.rate) - self._target * (self._report.capacity or ASSUMED_CAPACITY)
         if excess > 0.0:
             raise server_full(self.retry_after_s(excess))
         if count.late >= max(MIN_LATE, LATE_SHARE * count.sessions):
@@ -201,10 +199,9 @@ class LoadControl:
             return
         live += count.voice_pages
         pages += 0 if need.voice in count.voices else need.voice_pages
-        mean = live / count.sessions if count.sessions else pages
-        missing = live + self._others() * mean + pages - self._report.pages
+        missing = live + pages - self._report.pages
         if missing > 0.0:
-            raise flow_state_taken(self.retry_after_s(missing / max(1.0, mean)))
+            raise flow_state_taken(self.retry_after_s(missing / max(1.0, live / count.sessions)))
 
     def _counted(self, now: float) -> _Count:
         if now - self._count.at_s >= RECOUNT_S or self._count.sessions <= FEW:

@@ -80,7 +80,7 @@ class Orchestrator:
         self._open: dict[str, SessionRun] = {}  # by our id, until everything is freed
         self._watcher = Watcher(self._open)
         token2wav = ports.token2wav
-        self._load = LoadControl(config.admission_load, token2wav.report, token2wav.others, self._needs, clock, config.reserved_speech_s)
+        self._load = LoadControl(config.admission_load, token2wav.report, self._needs, clock, config.reserved_speech_s)
         self._refusal: BistreamError | None = None  # of every new session: the server drains, or is about to be restarted
         self._sessions_changed = asyncio.Event()  # one was added, has ended or was removed
         self._metrics.watch(self._session_states, self._deliveries, self._read_load)

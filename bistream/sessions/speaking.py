@@ -16,8 +16,8 @@ import numpy as np
 
 from bistream.contract.checks import check_offline_length
 from bistream.contract.fields import LLM_BISTREAM
-from bistream.contract.refusals import silent_too_long
-from bistream.errors import BistreamError, CancelledError, EngineError
+from bistream.contract.refusals import client_has_gone, silent_too_long
+from bistream.errors import BistreamError, EngineError
 from bistream.rates import SAMPLE_RATE, SILENCE_S
 from bistream.sessions.admission import SessionStart
 from bistream.sessions.hop_pacing import TOKEN2WAV, HopPacing
@@ -273,7 +273,7 @@ class SessionRun:
 
     def client_has_gone(self) -> None:
         self._record.client_is_gone = True
-        self.end_early(CancelledError("The client's stream is gone; the session was cancelled."))
+        self.end_early(client_has_gone())
 
     def tick(self) -> None:
         """Wake the speaker when it is time for a hop."""

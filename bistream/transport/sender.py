@@ -77,6 +77,9 @@ class Answerer(Protocol):
     def fail(self, error: BistreamError) -> None:
         """The request has failed."""
 
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more. May block."""
+
 
 class ResponseSender:
     """Answers one decoupled request. No method raises; after ``finish`` or ``fail`` every method is harmless."""
@@ -185,7 +188,7 @@ class SiblingResponseSender(ResponseSender):
 class BistreamAudioSender:
     """``ports.AudioSender`` in the tensors of ``cosyvoice2_bistream``."""
 
-    def __init__(self, sender: ResponseSender, outbox: Outbox) -> None:
+    def __init__(self, sender: Answerer, outbox: Outbox) -> None:
         self._sender = sender
         self._outbox = outbox
 

@@ -59,9 +59,9 @@ def test_needs_grow_with_sessions_and_instances(tmp_path: Path) -> None:
         host_needs(repository(tmp_path / str(number), **settings), processors=2)
         for number, settings in enumerate(({}, {"max_sessions": "256"}, {"cosyvoice2.bls_instance_num": "4"}))
     )
-    assert many.files.full == few.files.full + 4 * 2 * 192  # two front models
+    assert many.files.full == few.files.full + 4 * 192
     assert many.threads == few.threads, "a session has none of its own"
-    assert many.shared_memory.full - few.shared_memory.full == 2 * 192 * 30 * 16000 * 4
+    assert many.shared_memory.full - few.shared_memory.full == 192 * 30 * 16000 * 4
     assert instances.threads.to_start == few.threads.to_start + 3 * (BACKEND_THREADS + 16)
     assert instances.shared_memory.to_start == few.shared_memory.to_start + 3 * MIB
 

@@ -167,11 +167,10 @@ class Server:
         self.batch: list[tuple[Listener, int]] = []
         self.batch_began_s, self.batch_ends_s, self.waited_s, self.leftover = 0.0, 0.0, 0.0, False
         self.coming = sorted(self.offered, key=lambda listener: -listener.starts_at_s)
-        self.load = LoadControl(self.target, self._report, lambda: 0, self._needs, lambda: self.now_s)
+        self.load = LoadControl(self.target, self._report, self._needs, lambda: self.now_s)
 
     def _report(self) -> LoadReport:
-        opened = sum(listener.in_flight or listener.sent > 0 for listener in self.live)
-        return LoadReport(self.capacity.audio_s_per_s, opened, self.pages, 10 if self.pages else 0)
+        return LoadReport(self.capacity.audio_s_per_s, self.pages, 10 if self.pages else 0)
 
     def _needs(self) -> list[Need]:
         return [self._need(listener) for listener in self.live]

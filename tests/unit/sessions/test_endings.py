@@ -359,7 +359,7 @@ def test_no_object_of_a_session_outlives_it(house: House, ending: str) -> None:
     request = start_request(
         b"\xff" if ending == "refused" else "Hello world.",
         is_end=ending not in ("cancelled", "gone"),
-        offline=ending == "offline",
+        is_offline=ending == "offline",
         reference_wav=REFERENCE.copy(),
     )
     recording_freed, sender_freed = threading.Event(), threading.Event()

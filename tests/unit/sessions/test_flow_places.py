@@ -71,7 +71,7 @@ class Server:
     def __post_init__(self) -> None:
         self.pool = PagePool(self.pages)
         report = LoadReport(capacity=1e6, pages=self.pages, reserve_pages=RESERVE)
-        self.load = LoadControl(self.target, lambda: report, lambda: 0, lambda: [self.need(one) for one in self.live], lambda: self.now_s)
+        self.load = LoadControl(self.target, lambda: report, lambda: [self.need(one) for one in self.live], lambda: self.now_s)
 
     def need(self, session: Session) -> Need:
         standing = SessionLoad(age_s=1.0, reserved_s=session.reserved_s, voice_tokens=VOICE_TOKENS)

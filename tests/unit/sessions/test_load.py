@@ -27,9 +27,8 @@ class Desk:
     def __init__(self, report: LoadReport | None, target: float = 0.9) -> None:
         self.now_s = 1000.0
         self.report = report
-        self.others = 0
         self.live: list[Need] = []
-        self.control = LoadControl(target, lambda: self.report, lambda: self.others, lambda: self.live, lambda: self.now_s)
+        self.control = LoadControl(target, lambda: self.report, lambda: self.live, lambda: self.now_s)
 
     def start(self, need: Need) -> bool:
         try:
@@ -96,15 +95,6 @@ def test_listeners_who_wait_for_this_server_keep_others_out() -> None:
     desk.live.append(Need(1.0, is_late=True))
     desk.now_s += 1.0
     assert not desk.start(Need(1.0)) and desk.start(Need(0.0))
-
-
-def test_sessions_of_another_front_model_count_while_they_are_known() -> None:
-    desk = Desk(REPORT)
-    desk.others = 75
-    desk.live = [Need(1.0)] * 5
-    assert desk.start_many(Need(1.0), offered=50) == 90 - 80
-    desk.others = 0
-    assert desk.start(Need(1.0))
 
 
 def test_pages_of_all_sessions_and_of_each_voice_once_must_exist() -> None:
@@ -246,8 +236,8 @@ def test_the_pages_of_a_voice() -> None:
 
 
 def test_a_report_crosses_the_wire() -> None:
-    report = LoadReport(123.5, 7, 3000, 10, 8, chunks_join=True)
+    report = LoadReport(123.5, 3000, 10, 8, chunks_join=True)
     array = report.to_array()
-    assert array.shape == (1, 6)
+    assert array.shape == (1, 5)
     assert array.dtype == np.float32
     assert LoadReport.from_array(array) == report

@@ -176,7 +176,7 @@ def english(tmp_path: Path) -> Iterator[House]:
 
 @pytest.mark.parametrize("offline", [False, True])  # both front models
 def test_a_checkpoint_that_takes_no_instructions_says_so(english: House, offline: bool) -> None:
-    error = english.refused(start_request(instruct_text="Speak cheerfully.", offline=offline))
+    error = english.refused(start_request(instruct_text="Speak cheerfully.", is_offline=offline))
     assert isinstance(error, InvalidInputError) and "leave instruct_text out" in error.sentence
 
 

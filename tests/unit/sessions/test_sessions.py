@@ -137,7 +137,7 @@ def test_the_first_chunk_is_as_small_as_configured() -> None:
 @pytest.mark.parametrize("offline", [False, True])
 def test_a_text_without_speech_is_a_short_silence(house: House, offline: bool) -> None:
     house.models.language_model.silent = True
-    sender = house.send(start_request("...", session_id=None, offline=offline))
+    sender = house.send(start_request("...", session_id=None, is_offline=offline))
     assert sender.wait() is None
     (chunk,) = sender.chunks
     assert len(chunk.waveform) == round(SILENCE_S * SAMPLE_RATE) and not chunk.waveform.any()
@@ -159,7 +159,7 @@ def test_padding_after_the_reference_is_cut(house: House) -> None:
     assert len(house.models.language_model.starts[0].prompt_speech_tokens) == 25
 
 
-@pytest.mark.parametrize(("changes", "speed"), [({"speed": 2.0}, 2.0), ({"offline": True}, 1.0)])
+@pytest.mark.parametrize(("changes", "speed"), [({"speed": 2.0}, 2.0), ({"is_offline": True}, 1.0)])
 def test_speed_and_offline_take_the_whole_utterance_path(house: House, changes: dict[str, Any], speed: float) -> None:
     text = "Hello world, once more with speed."
     sender = house.send(start_request(text, **changes))

@@ -37,7 +37,7 @@ def test_a_hash_speaks_with_the_voice_of_the_recording_and_analyses_nothing(hous
 
 @pytest.mark.parametrize("offline", [False, True])
 def test_an_unknown_hash_is_refused_before_a_session_exists(house: House, offline: bool) -> None:
-    error = house.refused(by_hash(offline=offline))
+    error = house.refused(by_hash(is_offline=offline))
     assert isinstance(error, UnknownVoiceError) and error.session_id == "s"
     assert "send reference_wav" in error.sentence and HASH not in error.sentence
     assert house.orchestrator.open_sessions == 0 and house.models.voice.calls == 0

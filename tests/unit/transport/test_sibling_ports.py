@@ -29,7 +29,6 @@ from bistream.errors import (
 from bistream.processes.control_files import CONTROL_VARIABLE
 from bistream.sessions.ports import LanguageModelPort, Ports
 from bistream.text2token.service import LanguageModelStart
-from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
 from bistream.transport.bls_client import BlsClient
 from bistream.transport.iterator_keeper import IteratorKeeper
@@ -292,21 +291,6 @@ def test_synthesis_carries_its_speed_and_the_id_by_which_it_is_cancelled(ports: 
     ((model, arrays),) = siblings.calls
     check_fits(model, arrays)
     assert arrays["session_id"][0, 0] == b"s" and arrays["speed"][0, 0] == np.float32(1.25)
-
-
-@pytest.mark.parametrize("end", ["finalize", "cancel"])
-def test_own_sessions_are_not_those_of_other_front_models(ports: Ask, end: str) -> None:
-    """Neither while they live nor afterwards, while the last report still has them."""
-    report = LoadReport(100.0, 3, 1000, 10, 300).to_array()
-    speaking, _ = ports(lambda model, arrays: [response(waveform=np.zeros(2, np.float32), load_report=report)])
-    token2wav = speaking.token2wav
-    assert token2wav.others() == 0
-    run(token2wav.hop(Token2WavHop("s", (1,), finalize=False, prompt=PROMPT)))
-    assert token2wav.others() == 2
-    run(token2wav.cancel("s") if end == "cancel" else token2wav.hop(Token2WavHop("s", (1,), finalize=True)))
-    assert token2wav.others() == 2
-    run(token2wav.hop(Token2WavHop("t", (1,), finalize=False)))
-    assert token2wav.others() == 3
 
 
 def test_a_request_without_an_answer_is_an_engine_error(ports: Ask) -> None:

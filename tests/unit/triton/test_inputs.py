@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bistream.contract.codec import Inputs
-from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, TOKEN2WAV, ModelContract
+from bistream.contract.codec import ArrayInputs
+from bistream.contract.fields import CALLED_BISTREAM, COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, TOKEN2WAV, ModelContract
 from bistream.errors import InvalidInputError
 from bistream.sessions.ports import BistreamRequest
 from bistream.text2token.service import LanguageModelStart
-from bistream.triton.inputs import TritonInputs, bistream_request, upstream_request, voice_prompt
+from bistream.triton.inputs import TritonInputs, bistream_request, upstream_arrays, voice_prompt
 from bistream.types import GenerationOptions
 from tests.unit.triton.fakes import FakeRequest, text
 
 
-def inputs(contract: ModelContract, **arrays: Any) -> Inputs:
+def inputs(contract: ModelContract, **arrays: Any) -> TritonInputs:
     return TritonInputs(FakeRequest(**arrays), contract)
 
 
@@ -104,18 +104,22 @@ def test_violations_of_the_contract_are_refused(arrays: dict[str, Any]) -> None:
     assert next(iter(arrays)) in refusal.value.sentence
 
 
+def called(is_offline: bool, **arrays: Any) -> BistreamRequest:
+    """What ``cosyvoice2_bistream`` reads of a request to ``cosyvoice2``."""
+    return bistream_request(ArrayInputs(upstream_arrays(inputs(COSYVOICE2, **arrays), is_offline), CALLED_BISTREAM))
+
+
 def test_upstreams_request_is_a_whole_session_of_its_own() -> None:
-    request = upstream_request(inputs(COSYVOICE2, target_text=text("Hello.")), offline=True)
-    assert request == BistreamRequest(target_text=b"Hello.", offline=True)
-    by_hash = upstream_request(inputs(COSYVOICE2, target_text=text("Hello."), reference_hash=text("0" * 64)), offline=True)
-    assert by_hash == BistreamRequest(target_text=b"Hello.", reference_hash="0" * 64, offline=True)
+    assert called(True, target_text=text("Hello.")) == BistreamRequest(target_text=b"Hello.", is_offline=True)
+    by_hash = called(False, target_text=text("Hello."), reference_hash=text("0" * 64))
+    assert by_hash == BistreamRequest(target_text=b"Hello.", reference_hash="0" * 64)
     manner = {"speaker_id": text("anna"), "instruct_text": text("softly"), "is_cross_lingual": one(True, np.bool_)}
-    named = upstream_request(inputs(COSYVOICE2, target_text=text("Hello."), **manner), offline=False)
+    named = called(False, target_text=text("Hello."), **manner)
     assert (named.speaker_id, named.options.instruct_text, named.is_cross_lingual) == ("anna", "softly", True)
-    source = upstream_request(inputs(COSYVOICE2, source_wav=np.zeros((1, 5), np.float32)), offline=True)
+    source = called(True, source_wav=np.zeros((1, 5), np.float32))
     assert source.target_text is None and source.source_wav is not None and source.source_wav.shape == (5,)
     with pytest.raises(InvalidInputError, match="target_text"):
-        upstream_request(inputs(COSYVOICE2, reference_text=text("said")), offline=False)
+        upstream_arrays(inputs(COSYVOICE2, reference_text=text("said")), is_offline=False)
 
 
 def test_a_language_model_start_needs_its_session() -> None:
