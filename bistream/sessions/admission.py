@@ -12,8 +12,8 @@ from bistream.contract.codec import check_values, flat_values
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.contract.refusals import not_utf8, text_has_ended, text_is_empty
 from bistream.errors import InvalidInputError
+from bistream.sessions.playback import SpokenEffort
 from bistream.sessions.ports import BistreamRequest, SessionKey
-from bistream.sessions.text_position import SpokenEffort
 from bistream.text.scripts import ScriptGuard
 from bistream.text.speakable import SpeakableText
 from bistream.types import FloatArray, GenerationOptions, VoicePrompt

@@ -1,6 +1,5 @@
-"""When the next hop of a session is due, and what it carries: from its tokens, its listener's buffer and the time the last hop took.
-
-Owned by ``SessionRun``.
+"""When the next hop of a session is due, and what it carries: from its tokens, its listener's buffer, the pace of its text and the time
+the last hop took.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from dataclasses import replace
 
 from bistream.config import RuntimeConfig
 from bistream.hops.policy import HopPolicy, HopProgress
-from bistream.hops.text_pace import TextPace
-from bistream.rates import SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
+from bistream.rates import SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND, TEXT_BLOCK_TOKENS
 from bistream.sessions.language_model_client import RENEWALS_PER_LEASE
-from bistream.sessions.needs import SessionLoad
+from bistream.sessions.load import SessionLoad
 from bistream.sessions.playback import Playback
 from bistream.sessions.session import CallerSession
 from bistream.token2wav.load_report import LoadReport
@@ -21,6 +19,47 @@ from bistream.token2wav.service import Token2WavHop
 from bistream.types import TokenDemand, VoicePrompt
 
 TOKEN2WAV = "token2wav"  # name of this resource in ``CallerSession.own``
+UNCERTAIN_TOKENS = 1  # of a text that goes on: its last characters make no certain token yet
+
+
+class TextPace:
+    """A session's text as it comes. Its pace is that since the first piece, pauses included, without that piece: it may hold anything."""
+
+    def __init__(self) -> None:
+        self._characters = 0
+        self._before = 0  # of the first piece
+        self._began_at: float | None = None
+
+    def came(self, characters: int, now: float) -> None:
+        """characters: of the session so far."""
+        if characters and self._began_at is None:
+            self._began_at, self._before = now, characters
+        self._characters = characters
+
+    def next_block_s(self, text_fed: int, text_tokens_fed: int, now: float) -> float | None:
+        """Seconds until the next five text tokens are expected; 0.0: their characters are there; None: nobody knows.
+
+        text_fed, text_tokens_fed: characters and text tokens that the language model was given so far.
+        """
+        if self._began_at is None or not text_tokens_fed:
+            return None
+        needed = (TEXT_BLOCK_TOKENS + UNCERTAIN_TOKENS) * text_fed / text_tokens_fed
+        missing = needed - (self._characters - text_fed)
+        if missing <= 0.0:
+            return 0.0
+        return self._seconds_for(missing, now)
+
+    def block_every_s(self, text_fed: int, text_tokens_fed: int, now: float) -> float | None:
+        """Seconds in which five text tokens come; None: nobody knows. Arguments as above."""
+        if not text_tokens_fed:
+            return None
+        return self._seconds_for(TEXT_BLOCK_TOKENS * text_fed / text_tokens_fed, now)
+
+    def _seconds_for(self, characters: float, now: float) -> float | None:
+        if self._began_at is None:
+            return None
+        came, seconds = self._characters - self._before, now - self._began_at
+        return characters * seconds / came if came > 0 and seconds > 0.0 else None
 
 
 class HopPacing:

@@ -27,8 +27,7 @@ from bistream.hops.policy import HopPolicy
 from bistream.metrics.recorder import Recorder
 from bistream.sessions.admission import SessionStart, TextLedger, check_append, check_start
 from bistream.sessions.event_loop import EventLoop
-from bistream.sessions.load import LoadControl, Need
-from bistream.sessions.needs import need_of, reserved_speech_s, text_bytes
+from bistream.sessions.load import LoadControl, Need, need_of, reserved_speech_s, text_bytes
 from bistream.sessions.ports import AudioSender, BistreamRequest, Ports, SessionKey
 from bistream.sessions.services import Services
 from bistream.sessions.session import CallerSession

@@ -75,10 +75,9 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     "orchestration": tuple(
         frozenset(line.split())
         for line in """
-        event_loop hop_policy load named_voices ports text_pace text_position
-        playback
+        event_loop hop_policy named_voices playback ports
         admission
-        needs session session_record voices
+        load session session_record voices
         language_model_link services
         hop_pacing
         speaking

@@ -18,8 +18,7 @@ from bistream.hops.policy import HopPolicy, HopProgress
 from bistream.hops.queue import BatchPace, HopQueue
 from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
 from bistream.sessions.admission import SessionStart
-from bistream.sessions.load import NOTHING, LoadControl, Need
-from bistream.sessions.needs import SessionLoad, need_of, text_bytes
+from bistream.sessions.load import NOTHING, LoadControl, Need, SessionLoad, need_of, text_bytes
 from bistream.token2wav.capacity import CapacityMeter
 from bistream.token2wav.load_report import LoadReport
 from bistream.types import GenerationOptions

@@ -13,8 +13,18 @@ from hypothesis import strategies as st
 
 from bistream.errors import BusyError
 from bistream.sessions.admission import SessionStart
-from bistream.sessions.load import FIRST_LENGTH_S, NOTHING, Lengths, LoadControl, Need
-from bistream.sessions.needs import LEAST_RESERVED_S, SessionLoad, need_of, reserved_speech_s, text_bytes
+from bistream.sessions.load import (
+    FIRST_LENGTH_S,
+    LEAST_RESERVED_S,
+    NOTHING,
+    Lengths,
+    LoadControl,
+    Need,
+    SessionLoad,
+    need_of,
+    reserved_speech_s,
+    text_bytes,
+)
 from bistream.token2mel.page_pool import Account, PagePool
 from bistream.token2mel.state_budget import reserved_pages
 from bistream.token2wav.load_report import LoadReport

@@ -11,8 +11,19 @@ from hypothesis import strategies as st
 
 from bistream.errors import BusyError
 from bistream.sessions.admission import SessionStart
-from bistream.sessions.load import ASSUMED_CAPACITY, LENGTH_MARGIN, MAX_RETRY_S, MIN_RETRY_S, RECOUNT_S, Lengths, LoadControl, Need
-from bistream.sessions.needs import UNKNOWN_VOICE_PAGES, SessionLoad, need_of
+from bistream.sessions.load import (
+    ASSUMED_CAPACITY,
+    LENGTH_MARGIN,
+    MAX_RETRY_S,
+    MIN_RETRY_S,
+    RECOUNT_S,
+    UNKNOWN_VOICE_PAGES,
+    Lengths,
+    LoadControl,
+    Need,
+    SessionLoad,
+    need_of,
+)
 from bistream.token2wav.load_report import LoadReport
 from bistream.types import GenerationOptions, VoicePrompt
 

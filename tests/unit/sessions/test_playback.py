@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN
-from bistream.sessions.playback import Playback, SpokenText
-from bistream.sessions.text_position import SpokenEffort
+from bistream.sessions.playback import Playback, SpokenEffort, SpokenText
 from bistream.types import SpeechTokens
 
 SETTINGS = settings(max_examples=20, deadline=None)

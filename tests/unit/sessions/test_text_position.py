@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.hops.text_pace import TextPace
 from bistream.rates import SAMPLES_PER_TOKEN
-from bistream.sessions.playback import SpokenText
-from bistream.sessions.text_position import USUAL_PACE, SpokenEffort, pace_of, position, weight_of
+from bistream.sessions.hop_pacing import TextPace
+from bistream.sessions.playback import USUAL_PACE, SpokenEffort, SpokenText, pace_of, position, weight_of
 from bistream.types import FinishReason, SpeechTokens, VoicePrompt
 
 ENGLISH = (
