@@ -188,7 +188,7 @@ class SiblingResponseSender(ResponseSender):
 class BistreamAudioSender:
     """``ports.AudioSender`` in the tensors of ``cosyvoice2_bistream``."""
 
-    def __init__(self, sender: Answerer, outbox: Outbox) -> None:
+    def __init__(self, sender: ResponseSender, outbox: Outbox) -> None:
         self._sender = sender
         self._outbox = outbox
 
@@ -216,6 +216,26 @@ class BistreamAudioSender:
             "text_consumed": np.array([[chunk.text_consumed]], np.int32),
             "text_position": np.array([[chunk.text_position]], np.int32),
         }
+
+
+class CallAudioSender:
+    """``ports.AudioSender`` of a call by another model, in the same tensors: an answer is only put beside others of its channel."""
+
+    def __init__(self, answer: Answerer) -> None:
+        self._answer = answer
+        self.is_cancelled = answer.is_cancelled
+
+    async def send(self, chunk: AudioChunk) -> None:
+        self._answer.send(BistreamAudioSender.arrays(chunk))
+
+    def report(self, heard: AudioChunk) -> None:
+        self._answer.send(BistreamAudioSender.arrays(heard))
+
+    def finish(self, error: BistreamError | None) -> None:
+        if error is None:
+            self._answer.finish()
+        else:
+            self._answer.fail(error)
 
 
 class WaveformSender(BistreamAudioSender):

@@ -10,7 +10,7 @@ from bistream.config import RuntimeConfig
 from bistream.contract.codec import Inputs
 from bistream.contract.fields import CALLED_BISTREAM
 from bistream.transport.outbox import Outbox
-from bistream.transport.sender import Answerer, BistreamAudioSender, ResponseSender
+from bistream.transport.sender import Answerer, BistreamAudioSender, CallAudioSender, ResponseSender
 from bistream.triton.inputs import TritonInputs, bistream_request
 from bistream.triton.model import SiblingModel
 
@@ -44,7 +44,10 @@ class TritonPythonModel(SiblingModel):
         if inputs.value("is_voice_list"):
             self._voice_lists.answer(sender)
         else:
-            self._orchestrator.handle(bistream_request(inputs), BistreamAudioSender(sender, self._to_clients))
+            self._orchestrator.handle(
+                bistream_request(inputs),
+                BistreamAudioSender(sender, self._to_clients) if isinstance(sender, ResponseSender) else CallAudioSender(sender),
+            )
 
     def close(self) -> None:
         self._voice_lists.close()
