@@ -40,7 +40,6 @@ class Listener:
     total_tokens: int
     tokens_per_s: float
     is_whole: bool = True
-    chunks_join: bool = False
     admitted: bool = False
     retry_after_s: float | None = None
     sent: int = 0
@@ -89,7 +88,6 @@ class Listener:
             is_resting=not self.is_whole and not has_ended,
             next_block_s=max(0.0, next_s - now_s),
             waited_s=max(0.0, now_s - first_s),
-            chunks_join=self.chunks_join,
         )
 
     def standing(self, now_s: float) -> SessionLoad:
@@ -132,13 +130,6 @@ def h200_batch_s(hops: list[tuple[Listener, int]], slowness: float = 1.0) -> flo
     first = sum(listener.sent == 0 for listener, _ in hops)
     chunks = sum(listener.computed_tokens(count) for listener, count in hops if listener.sent) / CHUNK_TOKENS
     return slowness * (0.0105 + 0.0009 * first + 0.0011 * chunks)
-
-
-def h200_dit_batch_s(hops: list[tuple[Listener, int]], slowness: float = 1.0) -> float:
-    """CosyVoice3: 17.2 ms for a steady hop, 219 for 64 with 10 s before each, whose keys and values are projected anew."""
-    chunks = sum(listener.computed_tokens(count) for listener, count in hops) / CHUNK_TOKENS
-    before = sum(listener.sent for listener, _ in hops) / CHUNK_TOKENS  # the voice is shared
-    return slowness * (0.0105 + 0.0013 * chunks + 0.0002 * before)
 
 
 @dataclass

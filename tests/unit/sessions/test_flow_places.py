@@ -153,28 +153,6 @@ def test_whoever_is_admitted_finds_room(happens: list[tuple[str, object]], pages
         server.pool.check_integrity()
 
 
-@pytest.mark.parametrize("is_known", [False, True])
-@pytest.mark.parametrize("target", [0.0, 0.9])
-def test_callers_with_a_recording_each_find_room(is_known: bool, target: float) -> None:
-    """Also where all recordings have the same length and transcript, and where their hashes alone are sent."""
-    server = Server(pages=480, target=target)
-    admitted = sum(server.admit(in_voice_of(text(60), number, is_known)) for number in range(200))
-    assert 480 // (RESERVE + VOICE_TOKENS // 25) <= admitted < 200
-    server.open_all()
-
-
-def test_256_callers_with_short_texts_have_room_where_full_reservations_have_not() -> None:
-    """With a reservation of ten seconds each, 14 of 256 failed when their first audio was due."""
-    assert 256 * RESERVE > H200_PAGES
-    server = Server()
-    for _ in range(4):
-        assert all(server.admit(text(80)) for _ in range(256))
-        server.open_all()
-        while server.live:
-            server.end(0)
-    assert server.load.lengths.expected_s(80) > SHORT_S
-
-
 def test_those_without_room_are_told_at_their_start_and_others_as_soon_as_there_is_room() -> None:
     """Text in pieces: nobody knows how long the speech will be, so it has the full reservation at first."""
     server = Server()
@@ -184,16 +162,6 @@ def test_those_without_room_are_told_at_their_start_and_others_as_soon_as_there_
         server.end(0, speech_s=12.0)
         assert server.admit(text(10, is_whole=False)) and not server.admit(text(10, is_whole=False))
         server.open_all()
-
-
-def test_those_with_text_in_pieces_reserve_as_much_as_most_of_them_took() -> None:
-    server = Server()
-    for _ in range(64):
-        assert server.admit(text(10, is_whole=False))
-        server.open_all()
-        server.end(0)
-    assert all(server.admit(text(10, is_whole=False)) for _ in range(H200_PAGES // 6 - 1))  # 5.6 s take six pages
-    server.open_all()
 
 
 def test_one_short_session_does_not_shrink_what_the_next_ones_reserve() -> None:

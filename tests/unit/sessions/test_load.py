@@ -17,7 +17,6 @@ from bistream.sessions.load import (
     MAX_RETRY_S,
     MIN_RETRY_S,
     RECOUNT_S,
-    UNKNOWN_VOICE_PAGES,
     Lengths,
     LoadControl,
     Need,
@@ -90,12 +89,6 @@ def test_before_anything_is_known_a_capacity_is_assumed(report: LoadReport | Non
     desk = Desk(report)
     assert desk.start_many(Need(2.5, pages=30.0)) == int(0.9 * ASSUMED_CAPACITY / 2.5)
     assert desk.control.load() == 0.0
-
-
-def test_offline_sessions_neither_count_nor_are_refused() -> None:
-    desk = Desk(REPORT)
-    desk.start_many(Need(1.0))
-    assert desk.start_many(Need(0.0)) == 400
 
 
 def test_listeners_who_wait_for_this_server_keep_others_out() -> None:
@@ -200,12 +193,6 @@ def test_short_texts_say_little_about_long_ones(short_share: float) -> None:
     assert speech_s(300) < lengths.expected_s(300) < 1.2 * LENGTH_MARGIN * speech_s(300)
 
 
-def test_one_runaway_text_of_a_byte_is_no_rule() -> None:
-    lengths = Lengths()
-    lengths.ended(1, 20.0)
-    assert lengths.expected_s(100) < 2 * Lengths().expected_s(100)
-
-
 def test_what_has_ended_long_ago_is_forgotten() -> None:
     desk = Desk(REPORT)
     for _ in range(5_000):
@@ -234,16 +221,6 @@ def test_different_recordings_are_different_voices() -> None:
     assert len(set(voices)) == 4
     assert need_of(heard, SPEAKING, REPORT, Lengths()).voice == need_of(replace(heard), SPEAKING, REPORT, Lengths()).voice
     assert need_of(known, replace(SPEAKING, voice_tokens=None), REPORT, Lengths()).voice_pages == 15
-
-
-def test_the_pages_of_a_voice() -> None:
-    recording = replace(START, speaker_id=None, reference_wav=np.zeros(16000 * 7, np.float32), reference_text="Seven.")
-    fresh = replace(SPEAKING, voice_tokens=None)
-    assert need_of(START, SPEAKING, REPORT, Lengths()).voice_pages == 5
-    assert need_of(START, fresh, REPORT, Lengths()).voice_pages == UNKNOWN_VOICE_PAGES
-    assert need_of(recording, fresh, REPORT, Lengths()).voice_pages == 7
-    same, other = need_of(recording, fresh, REPORT, Lengths()), need_of(replace(recording, reference_text="8"), fresh, REPORT, Lengths())
-    assert same.voice == need_of(recording, SPEAKING, REPORT, Lengths()).voice != other.voice
 
 
 def test_a_report_crosses_the_wire() -> None:

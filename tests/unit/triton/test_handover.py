@@ -142,6 +142,20 @@ def test_a_client_that_goes_ends_its_session_alone(sessions: Sessions, hand_over
     assert clients[1].end() is None and clients[0].ends.empty()
 
 
+def test_the_death_of_the_other_process_is_told_to_each_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
+    sessions, client, late = Sessions(), Client(), Client()
+    sessions.listen()
+    hand_over = open_hand_over(sessions)
+    hand_over.handle(said("slowly"), client)
+    sessions.waiting.get(timeout=WAIT_S)
+    sessions.close()
+    assert getattr(client.end(), "code", None) == "ENGINE_ERROR"
+    hand_over.handle(said("1"), late)
+    assert getattr(late.end(), "code", None) == "ENGINE_ERROR"
+    hand_over.close()
+
+
 def test_an_end_waits_for_what_is_under_way_and_takes_nothing_new(sessions: Sessions) -> None:
     hand_over, client, late = open_hand_over(sessions), Client(), Client()
     hand_over.handle(said("slowly"), client)
