@@ -142,8 +142,6 @@ class Server:
     target: float = 0.9
     pages: int = 0
     step_s: float = 0.008
-    batch_s: Callable[[list[tuple[Listener, int]], float], float] = h200_batch_s
-    policy: HopPolicy = POLICY
     others_first: bool = False
     now_s: float = 0.0
     live: list[Listener] = field(default_factory=list)
@@ -187,7 +185,7 @@ class Server:
         self.waited_s += waits_s
         self.batch = [hop.item for hop in self.turns.next_batch(self.queue, self.now_s)]
         self.batch_began_s, self.leftover = self.now_s - (self.waited_s - waits_s), len(self.queue) > 0
-        seconds = self.batch_s(self.batch, self.slowness(self.now_s))
+        seconds = h200_batch_s(self.batch, self.slowness(self.now_s))
         self.turns.pace.observe(sum(count for _, count in self.batch), seconds)
         self.batch_ends_s = self.now_s + seconds + waits_s
 
@@ -219,7 +217,7 @@ class Server:
             progress = listener.progress(self.now_s)
             if progress.received_tokens == 0 or progress.playback_buffer_s > MAX_UNREAD_S:
                 continue
-            due = self.policy.next_hop(progress)
+            due = POLICY.next_hop(progress)
             if due is not None:
                 listener.in_flight, listener.asked_at_s = True, self.now_s
                 if listener.sent == 0:
