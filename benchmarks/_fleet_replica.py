@@ -118,7 +118,7 @@ class Replica:
         self._went_first: list[Batch] = []
         self._capacity = CapacityMeter(LONG_BATCH_S, MAX_BATCH_HOPS, self.admission.capacity)
         needs = lambda: (session.need(self._now_s) for session in self.live)  # noqa: E731
-        self._load = LoadControl(self.admission.load_target, self._report, lambda: 0, needs, lambda: self._now_s)
+        self._load = LoadControl(self.admission.load_target, self._report, needs, lambda: self._now_s)
 
     def _report(self) -> LoadReport:
         return LoadReport(self._capacity.audio_s_per_s)

@@ -126,9 +126,6 @@ class LocalToken2Wav:
     def report(self) -> LoadReport | None:
         return self._service.report()
 
-    def others(self) -> int:
-        return 0
-
     def close(self) -> None:
         self._service.close()
 
@@ -293,5 +290,5 @@ def _start(
         is_end=is_end,
         options=options,
         speed=speed,
-        offline=offline,
+        is_offline=offline,
     )

@@ -41,7 +41,9 @@ async def model_ready(gate: Gate, model: str, version: str = "") -> bool:
 async def model_metadata(gate: Gate, model: str, version: str = "") -> Any:
     check_public(model, version)
     request = service_pb2.ModelMetadataRequest(name=model)
-    return await gate.upstream.ask("ModelMetadata", request, service_pb2.ModelMetadataResponse)
+    answer = await gate.upstream.ask("ModelMetadata", request, service_pb2.ModelMetadataResponse)
+    _keep_public(model, answer.inputs, answer.outputs)
+    return answer
 
 
 async def model_config(gate: Gate, model: str, version: str = "") -> Any:
@@ -53,7 +55,17 @@ async def model_config(gate: Gate, model: str, version: str = "") -> Any:
             answer.config.ClearField(field.name)
     for name in set(answer.config.parameters) - _CONFIG_PARAMETERS:
         del answer.config.parameters[name]
+    _keep_public(model, answer.config.input, answer.config.output)
     return answer
+
+
+def _keep_public(model: str, *tensors: Any) -> None:
+    """Without those that models send each other."""
+    known = {field.name for field in (*PUBLIC[model].inputs, *PUBLIC[model].outputs)}
+    for described in tensors:
+        for index in reversed(range(len(described))):
+            if described[index].name not in known:
+                del described[index]
 
 
 async def statistics(gate: Gate, model: str, version: str = "") -> Any:

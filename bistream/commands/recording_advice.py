@@ -8,7 +8,7 @@ from itertools import groupby
 import numpy as np
 
 from bistream.contract.audio import REFERENCE_SAMPLE_RATE
-from bistream.sessions.text_position import LETTERS_PER_SECOND, PACE_RANGE, WIDE_WEIGHT, weight_of
+from bistream.sessions.playback import LETTERS_PER_SECOND, PACE_RANGE, WIDE_WEIGHT, weight_of
 from bistream.types import FloatArray
 from bistream.voice.levels import HOP, held_levels, levels_db, without_rumble
 

@@ -58,19 +58,23 @@ class Field:
 
 @dataclass(frozen=True, eq=False)
 class ModelContract:
-    """is_batched: Triton counts the first axis of its inputs as the batch, and hands over several requests at once."""
+    """is_batched: Triton counts the first axis of its inputs as the batch, and hands over several requests at once.
+
+    extra: fields with this word among their models belong to it as well.
+    """
 
     name: str
     decoupled: bool
     is_batched: bool = False
+    extra: str = ""
 
     @cached_property
     def inputs(self) -> tuple[Field, ...]:
-        return tuple(one for one in INPUTS if self.name in one.models)
+        return tuple(one for one in INPUTS if not {self.name, self.extra}.isdisjoint(one.models))
 
     @cached_property
     def outputs(self) -> tuple[Field, ...]:
-        return tuple(one for one in OUTPUTS if self.name in one.models)
+        return tuple(one for one in OUTPUTS if not {self.name, self.extra}.isdisjoint(one.models))
 
     @cached_property
     def by_name(self) -> dict[str, Field]:
@@ -78,19 +82,22 @@ class ModelContract:
         return {one.name: one for one in self.inputs}
 
 
-COSYVOICE2_BISTREAM = ModelContract("cosyvoice2_bistream", decoupled=True)
+COSYVOICE2_BISTREAM = ModelContract("cosyvoice2_bistream", decoupled=True)  # of clients
+# The same model as it is called by ``cosyvoice2`` through a channel; the gate lets none of the fields pass that this adds.
+CALLED_BISTREAM = ModelContract("cosyvoice2_bistream", decoupled=True, extra="calls of cosyvoice2")
 # Upstream's tensors, then optional ones of ours; whether it is decoupled is a placeholder of its template (upstream's DECOUPLED_MODE).
 COSYVOICE2 = ModelContract("cosyvoice2", decoupled=True)
 LLM_BISTREAM = ModelContract("llm_bistream", decoupled=True)
 TOKEN2WAV = ModelContract("token2wav", decoupled=True)
 AUDIO_TOKENIZER = ModelContract("audio_tokenizer", decoupled=False, is_batched=True)
 SPEAKER_EMBEDDING = ModelContract("speaker_embedding", decoupled=False, is_batched=True)
-CONTRACTS = (COSYVOICE2_BISTREAM, COSYVOICE2, LLM_BISTREAM, TOKEN2WAV, AUDIO_TOKENIZER, SPEAKER_EMBEDDING)
+CONTRACTS = (CALLED_BISTREAM, COSYVOICE2, LLM_BISTREAM, TOKEN2WAV, AUDIO_TOKENIZER, SPEAKER_EMBEDDING)
 # Upstream's name of its front model for CosyVoice3, which has the same tensors; the gate answers to it, whichever family is served.
 OTHER_NAMES = {"cosyvoice3": COSYVOICE2.name}
 
 _BOTH = ("cosyvoice2_bistream", "cosyvoice2")  # front models
 _DOOR, _LM, _WAV = "cosyvoice2_bistream", "llm_bistream", "token2wav"
+_CALLS = CALLED_BISTREAM.extra
 _ANALYSES = ("audio_tokenizer", "speaker_embedding")
 _VECTOR, _WAVE = (-1,), (1, -1)
 _NO_CODES = np.zeros(0, np.int32)
@@ -238,8 +245,16 @@ INPUTS = (
     Field("prompt_spk_embedding", "FP32", (_WAV,), "the speaker of the voice", _VECTOR),
     Field("playback_buffer_s", "FP32", (_WAV,), "audio seconds that the listener has; default 0", default=0.0),
     Field("expected_speech_s", "FP32", (_WAV,), "how long the speech of the session is likely to be"),
-    Field("channel_id", "BYTES", (_LM, _WAV), "the channel of a front model (`bistream/transport/channel.py`)"),
-    Field("calls", "UINT8", (_LM, _WAV), "calls through the channel; absent: the answers to earlier ones are asked for", _VECTOR),
+    Field(
+        "is_offline",
+        "BOOL",
+        (_CALLS,),
+        "with the whole text in the first request, default false. True: render it as a whole, as `cosyvoice2` does offline",
+        default=False,
+        is_start_only=True,
+    ),
+    Field("channel_id", "BYTES", (_LM, _WAV, _CALLS), "the channel of a calling model (`bistream/transport/channel.py`)"),
+    Field("calls", "UINT8", (_LM, _WAV, _CALLS), "calls through the channel; absent: the answers to earlier ones are asked for", _VECTOR),
 )
 
 OUTPUTS = (
@@ -278,8 +293,8 @@ OUTPUTS = (
     ),
     Field("is_resting", "BOOL", (_LM,), "no more tokens until more text comes"),
     Field("error", "BYTES", (_LM,), "with finish_reason error: `CODE: sentence`, as in [errors](#errors)"),
-    Field("load_report", "FP32", (_WAV,), "for the front models (`bistream/token2wav/load_report.py`)", (1, 6)),
-    Field("answers", "UINT8", (_LM, _WAV), "to calls through the channel", _VECTOR),
+    Field("load_report", "FP32", (_WAV,), "for the front models (`bistream/token2wav/load_report.py`)", (1, 5)),
+    Field("answers", "UINT8", (_LM, _WAV, _CALLS), "to calls through the channel", _VECTOR),
     Field("prompt_speech_tokens", "INT32", ("audio_tokenizer",), "raw codes, 25 per second", _VECTOR),
     Field("prompt_spk_embedding", "FP32", ("speaker_embedding",), "the speaker", _VECTOR),
     Field("prompt_speech_feat", "FP32", ("speaker_embedding",), "the 24 kHz log-mel", (-1, -1)),

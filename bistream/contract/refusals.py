@@ -86,6 +86,10 @@ def shut_down(session_id: str | None = None) -> ShuttingDownError:
     return ShuttingDownError("The server is shutting down; start the session on another one.", session_id)
 
 
+def client_has_gone() -> CancelledError:
+    return CancelledError("The client's stream is gone; the session was cancelled.")
+
+
 def cancelled_by_client(session_id: str | None = None) -> CancelledError:
     return CancelledError("The session was cancelled by its client.", session_id)
 

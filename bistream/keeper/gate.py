@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.keeper.hangs import HangWatch
 from bistream.keeper.health import READY
 from bistream.keeper.host import reachable, url
@@ -206,16 +206,14 @@ def ask_ready(settings: GateSettings) -> bool | None:
 
 
 def fit_limits(limits: GateLimits, model_repository: Path) -> GateLimits:
-    """Room for the longest text of a front model, and the rate of its audio, unless somebody has set other values than the defaults."""
-    parameters = read_parameters(model_repository)
+    """Room for the longest text that the server takes, and the rate of its audio; other values than the defaults stay."""
+    parameters = read_parameters(model_repository).get(COSYVOICE2_BISTREAM.name, {})
 
-    def largest(name: str) -> int:
-        """0: no front model has it."""
-        found = (parameters.get(contract.name, {}).get(name, "") for contract in (COSYVOICE2_BISTREAM, COSYVOICE2))
-        return max((int(value) for value in found if value.isdigit()), default=0)
+    def number(name: str) -> int:
+        return int(value) if (value := parameters.get(name, "")).isdigit() else 0
 
     if limits.max_text_bytes == GateLimits.max_text_bytes:
-        limits = replace(limits, max_text_bytes=max(limits.max_text_bytes, BYTES_PER_CHARACTER * largest("max_text_chars")))
+        limits = replace(limits, max_text_bytes=max(limits.max_text_bytes, BYTES_PER_CHARACTER * number("max_text_chars")))
     if limits.sample_rate == GateLimits.sample_rate:
-        limits = replace(limits, sample_rate=largest("sample_rate") or limits.sample_rate)
+        limits = replace(limits, sample_rate=number("sample_rate") or limits.sample_rate)
     return limits

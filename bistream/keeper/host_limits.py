@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bistream.contract.audio import REFERENCE_SAMPLE_RATE
-from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.keeper.host import SHARED_MEMORY, ServerError
 from bistream.keeper.repository import count_instances, read_parameters
 from bistream.keeper.server_process import ServerSettings
@@ -34,7 +34,6 @@ _FILES_OF_SERVER, _FILES_TO_START = 256, 128
 _MEMORY_TO_START, _MEMORY_OF_MODEL = MIB, 6 * MIB
 _CONNECTIONS_PER_SESSION = 4  # the session's own, ones that are opening or closing, and those of callers that are refused
 _BYTES_PER_SAMPLE = 4
-_FRONT_MODELS = (COSYVOICE2.name, COSYVOICE2_BISTREAM.name)
 # What a shell takes as it is: the backend puts paths into a command line without quoting them.
 _PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 _PATH_PARAMETERS = ("model_dir", "voices_dir")
@@ -69,10 +68,9 @@ def prepare_host(settings: ServerSettings) -> None:
 
 def host_needs(model_repository: Path) -> HostNeeds:
     """From the models' ``config.pbtxt``."""
-    front_models = [values for name, values in read_parameters(model_repository).items() if name in _FRONT_MODELS]
+    front_model = read_parameters(model_repository).get(COSYVOICE2_BISTREAM.name, {})
     instances = count_instances(model_repository)
-    sessions = sum(int(_number(values, "max_sessions")) for values in front_models)
-    recording_s = max((_number(values, "max_reference_s") for values in front_models), default=0.0)
+    sessions, recording_s = int(_number(front_model, "max_sessions")), _number(front_model, "max_reference_s")
     recordings = int(sessions * recording_s * REFERENCE_SAMPLE_RATE * _BYTES_PER_SAMPLE)
     return HostNeeds(
         Need(_FILES_TO_START, _FILES_OF_SERVER + _CONNECTIONS_PER_SESSION * sessions),

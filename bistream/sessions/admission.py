@@ -12,8 +12,8 @@ from bistream.contract.codec import check_values, flat_values
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.contract.refusals import not_utf8, text_has_ended, text_is_empty
 from bistream.errors import InvalidInputError
+from bistream.sessions.playback import SpokenEffort
 from bistream.sessions.ports import BistreamRequest, SessionKey
-from bistream.sessions.text_position import SpokenEffort
 from bistream.text.scripts import ScriptGuard
 from bistream.text.speakable import SpeakableText
 from bistream.types import FloatArray, GenerationOptions, VoicePrompt
@@ -117,6 +117,8 @@ def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard
     check_values(COSYVOICE2_BISTREAM, request)
     if request.session_id is None and not request.is_end:
         raise InvalidInputError("session_id is missing; send one with every piece, or the whole text with is_end true.")
+    if request.is_offline and not request.is_end:
+        raise InvalidInputError("is_offline needs the whole text in the first request; send is_end true with all of it.")
     speed = _check_speed(request)
     _check_hash(request)
     speaker_id = _check_speaker(request, config)
@@ -130,7 +132,7 @@ def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard
         speaker_id=speaker_id,
         options=replace(request.options, instruct_text=_check_instruction(request, config, card)),
         speed=speed,
-        offline=request.offline or speed != 1.0,
+        offline=request.is_offline or speed != 1.0,
         reference_hash=request.reference_hash,
         is_cross_lingual=request.is_cross_lingual,
         source_wav=_check_source(request, config),

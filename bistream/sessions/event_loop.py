@@ -45,11 +45,12 @@ class EventLoop:
             coroutine.close()
             return None
 
-    def start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def start_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """For the loop's own thread. What it raises is logged."""
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def close(self) -> None:
         """Cancel what still runs, and end the thread. Idempotent."""

@@ -1,6 +1,5 @@
-"""When the next hop of a session is due, and what it carries: from its tokens, its listener's buffer and the time the last hop took.
-
-Owned by ``SessionRun``.
+"""When the next hop of a session is due, and what it carries: from its tokens, its listener's buffer, the pace of its text and the time
+the last hop took.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from bistream.config import RuntimeConfig
 from bistream.hops.policy import HopPolicy, HopProgress
 from bistream.hops.text_pace import TextPace
 from bistream.sessions.language_model_client import RENEWALS_PER_LEASE
-from bistream.sessions.needs import SessionLoad
+from bistream.sessions.load import SessionLoad
 from bistream.sessions.playback import Playback
 from bistream.sessions.session import CallerSession
 from bistream.token2wav.load_report import LoadReport

@@ -1,9 +1,8 @@
 """Decides whether another session fits: what is promised to the listeners of the live ones against what token2wav can make. Pure.
 
-A listener plays one second per second until all speech of its session is made; what is made ahead of it is no promise, can wait, and lets
-the session end sooner. So a session counts 1 as long as tokens or text may come or tokens wait, then 0. As long as the sum is below the
-capacity, the audio that all listeners have left does not shrink. To count less for a session with audio left and a known rest R (R over
-the time until its end) was tried: the buffers of all then shrink together, hops shrink with them, and small hops cost most.
+A listener plays one second per second until all speech of its session is made. So a session counts 1 as long as tokens or text may come
+or tokens wait, then 0. As long as the sum is below the capacity, the audio that all listeners have left does not shrink. (Counting less
+for a session with audio left was tried: all buffers then shrink together, hops with them, and small hops cost most.)
 
 A session that has had no audio yet counts ``FIRST_HOP_RATE`` more for its first second, for the first hop and the small one that must
 follow it at once; that also bounds how many first hops wait for each other. The sum over the capacity is the load.
@@ -13,8 +12,8 @@ The length of speech is estimated from its text where all of it is there, else f
 sessions together must exist, or the flow would have to forget the beginnings of their speech. Without a limit of the load (target 0) only
 what token2wav reserves for them must: a session for which that is missing would fail when its first audio is due.
 
-The only session is never refused: a server slower than speech still speaks with one caller. Before there is a report of token2wav,
-``ASSUMED_CAPACITY`` bounds a first burst of starts, and flow state does not.
+The only session is never refused. Before there is a report of token2wav, ``ASSUMED_CAPACITY`` bounds a first burst of starts, and flow
+state does not.
 """
 
 from __future__ import annotations
@@ -24,7 +23,10 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.contract.refusals import flow_state_taken, server_full
+from bistream.families.audio_format import AudioFormat
+from bistream.sessions.admission import SessionStart
 from bistream.token2wav.load_report import LoadReport
 
 FIRST_HOP_RATE = 1.5
@@ -39,6 +41,9 @@ RUNNING_MEAN = 16  # sessions that the pace of whole texts is a mean of, about
 ASSUMED_CAPACITY = 750.0  # audio seconds per second before the first report of a measured one: of the fastest GPU that was tried
 MIN_RETRY_S, MAX_RETRY_S, FIRST_RETRY_S = 0.5, 30.0, 2.0
 RATE_WINDOW_S = 10.0  # in which ended and refused sessions are counted
+UNKNOWN_VOICE_PAGES = 10  # of a registered voice that has not been read
+COMPARED_SAMPLES = 64  # of two recordings with the same length and transcript
+LEAST_RESERVED_S = 4.0  # the longest hop: a short text can become longer speech than expected
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,88 @@ class Lengths:
             self._long_s = sorted(self._in_pieces)[math.ceil(LENGTH_QUANTILE * (len(self._in_pieces) - 1))]
 
 
+@dataclass(frozen=True)
+class SessionLoad:
+    """One live session.
+
+    age_s: since its start. buffer_s: audio ahead of its listener. made_s: audio that was sent. received_s: speech of the tokens that came.
+    tokens_ended, text_ended: no more will come. hop_waits: token2wav has a hop of it. voice_tokens: None until the voice is ready.
+    reserved_s: speech for which token2wav reserves flow state, as it was when the session was admitted; None: as much as usual.
+    """
+
+    age_s: float = 0.0
+    buffer_s: float = 0.0
+    made_s: float = 0.0
+    received_s: float = 0.0
+    tokens_ended: bool = False
+    text_ended: bool = False
+    hop_waits: bool = False
+    has_ended: bool = False
+    voice_tokens: int | None = None
+    reserved_s: float | None = None
+
+
+def text_bytes(start: SessionStart) -> int | None:
+    """Bytes of the whole text; None: more may come."""
+    return len(start.text) if start.is_end else None
+
+
+def reserved_speech_s(start: SessionStart, lengths: Lengths) -> float:
+    """Speech for which a session that starts now is sure of flow state; token2wav reserves its usual amount at most."""
+    if start.source_wav is not None:
+        return len(start.source_wav) / REFERENCE_SAMPLE_RATE
+    return max(LEAST_RESERVED_S, lengths.expected_s(text_bytes(start)))
+
+
+def need_of(start: SessionStart, standing: SessionLoad, report: LoadReport, lengths: Lengths, audio_format: AudioFormat) -> Need:
+    """Offline sessions have no listener and no flow state; one that has ended gives everything back at once."""
+    if start.offline or standing.has_ended:
+        return Need(0.0)
+    waits_for_server = standing.hop_waits or (standing.text_ended and not standing.tokens_ended)
+    rest_s = max(0.0, standing.received_s - standing.made_s) if standing.tokens_ended else None
+    return Need(
+        rate=promised_rate(rest_s, standing.age_s if standing.made_s == 0.0 else None),
+        pages=_pages(start, standing, report, lengths),
+        reserved=_reserved_pages(standing, report),
+        voice=_voice(start),
+        voice_pages=_voice_pages(start, standing, audio_format),
+        is_late=standing.made_s > 0.0 and standing.buffer_s <= 0.0 and waits_for_server,
+    )
+
+
+def _reserved_pages(standing: SessionLoad, report: LoadReport) -> int:
+    """As token2wav reserves them. With bounded left context every session has the usual number, and never more."""
+    if standing.reserved_s is None or report.most_pages == report.reserve_pages:
+        return report.reserve_pages
+    return min(report.reserve_pages, max(1, math.ceil(standing.reserved_s)))
+
+
+def _pages(start: SessionStart, standing: SessionLoad, report: LoadReport, lengths: Lengths) -> float:
+    if start.source_wav is not None:
+        known = len(start.source_wav) / REFERENCE_SAMPLE_RATE
+    else:
+        known = standing.received_s if standing.tokens_ended else lengths.expected_s(text_bytes(start), standing.received_s)
+    return min(report.most_pages or math.inf, max(_reserved_pages(standing, report), known))
+
+
+def _voice(start: SessionStart) -> Hashable:
+    """Equal for sessions that share the state of their voice. Of a recording a few samples are compared: all of it takes milliseconds."""
+    if start.reference_wav is None:
+        return start.reference_hash or start.speaker_id
+    wav = start.reference_wav
+    return len(wav), start.reference_text, wav[:: max(1, len(wav) // COMPARED_SAMPLES)].tobytes()
+
+
+def _voice_pages(start: SessionStart, standing: SessionLoad, audio_format: AudioFormat) -> int:
+    if standing.voice_tokens is not None:
+        return standing.voice_tokens // audio_format.chunk_tokens
+    if start.voice is not None:
+        return len(start.voice.speech_tokens) // audio_format.chunk_tokens
+    if start.reference_wav is None:
+        return UNKNOWN_VOICE_PAGES
+    return int(len(start.reference_wav) / REFERENCE_SAMPLE_RATE * audio_format.tokens_per_second) // audio_format.chunk_tokens
+
+
 @dataclass
 class _Count:
     """Of all live sessions, at one moment; starts are added until the next count."""
@@ -129,26 +216,24 @@ class _Count:
 class LoadControl:
     """Not thread-safe: it belongs to the orchestrator's event loop.
 
-    target: the highest load that a start may cause; 0: any. report: the latest of token2wav. others: sessions of other front models that
-    it is known to have. live: the needs of the sessions that were admitted and have not ended. longest_s: as for ``Lengths``.
+    target: the highest load that a start may cause; 0: any. report: the latest of token2wav. live: the needs of the sessions that were
+    admitted and have not ended. longest_s: as for ``Lengths``.
     """
 
     def __init__(
         self,
         target: float,
         report: Callable[[], LoadReport | None],
-        others: Callable[[], int],
         live: Callable[[], Iterable[Need]],
         clock: Callable[[], float],
         longest_s: float = 0.0,
     ) -> None:
         self._target = target
         self._latest_report = report
-        self._others = others
         self._live = live
         self._clock = clock
         self._count = _Count()
-        self._report = LoadReport()
+        self.report = LoadReport()  # the last one that was read
         self._ended: deque[float] = deque()
         self._refused: deque[float] = deque()
         self.lengths = Lengths(longest_s)
@@ -156,7 +241,7 @@ class LoadControl:
     def admit(self, need: Need) -> None:
         """Count another session. Raises ``BusyError`` when its promise, or that of another one, could not be kept."""
         count = self._counted(self._clock())
-        if count.sessions + self._others():
+        if count.sessions:
             if self._target and need.rate:
                 self._check_pace(need, count)
             self._check_pages(need, count)
@@ -164,11 +249,9 @@ class LoadControl:
 
     def retry_after_s(self, sessions: float = 1.0) -> float:
         """Until about this many sessions have ended, after those that were refused before and may come back."""
-        now = self._clock()
-        _drop_old(self._ended, now)
-        _drop_old(self._refused, now)
+        self._forget_old()
         refused = len(self._refused)
-        self._refused.append(now)
+        self._refused.append(self._clock())
         if not self._ended:
             return FIRST_RETRY_S
         return min(MAX_RETRY_S, max(MIN_RETRY_S, (sessions + refused) * RATE_WINDOW_S / len(self._ended)))
@@ -176,50 +259,42 @@ class LoadControl:
     def ended(self, text_bytes: int | None, audio_s: float, need: Need = NOTHING) -> None:
         """A session's place is free; it had ``audio_s`` seconds of audio. text_bytes: as for ``Lengths``. need: as it was counted last."""
         self._count.remove(need)
-        now = self._clock()
-        _drop_old(self._ended, now)
-        self._ended.append(now)
+        self._forget_old()
+        self._ended.append(self._clock())
         if audio_s > 0.0:
             self.lengths.ended(text_bytes, audio_s)
+
+    def _forget_old(self) -> None:
+        for times in (self._ended, self._refused):
+            while times and times[0] < self._clock() - RATE_WINDOW_S:
+                times.popleft()
 
     def load(self) -> float:
         """What is promised over the capacity; 0 while that is unknown."""
         count = self._counted(self._clock())
-        return count.rate / self._report.capacity if self._report.capacity else 0.0
+        return count.rate / self.report.capacity if self.report.capacity else 0.0
 
     def _check_pace(self, need: Need, count: _Count) -> None:
-        excess = count.rate + self._others() + min(1.0, need.rate) - self._target * (self._report.capacity or ASSUMED_CAPACITY)
+        excess = count.rate + min(1.0, need.rate) - self._target * (self.report.capacity or ASSUMED_CAPACITY)
         if excess > 0.0:
             raise server_full(self.retry_after_s(excess))
         if count.late >= max(MIN_LATE, LATE_SHARE * count.sessions):
             raise server_full(self.retry_after_s(count.late))
 
     def _check_pages(self, need: Need, count: _Count) -> None:
-        """Pages of a voice that a live session has are there."""
         pages, live = (need.pages, count.pages) if self._target else (need.reserved, count.reserved)
-        if not (self._report.pages and pages):
+        if not (self.report.pages and pages):
             return
         live += count.voice_pages
         pages += 0 if need.voice in count.voices else need.voice_pages
-        mean = live / count.sessions if count.sessions else pages
-        missing = live + self._others() * mean + pages - self._report.pages
+        missing = live + pages - self.report.pages
         if missing > 0.0:
-            raise flow_state_taken(self.retry_after_s(missing / max(1.0, mean)))
+            raise flow_state_taken(self.retry_after_s(missing / max(1.0, live / count.sessions)))
 
     def _counted(self, now: float) -> _Count:
         if now - self._count.at_s >= RECOUNT_S or self._count.sessions <= FEW:
             self._count = _Count(now)
             for need in self._live():
                 self._count.add(need)
-            self._report = self._latest_report() or self._report
+            self.report = self._latest_report() or self.report
         return self._count
-
-    @property
-    def report(self) -> LoadReport:
-        """The last one that was read."""
-        return self._report
-
-
-def _drop_old(times: deque[float], now: float) -> None:
-    while times and times[0] < now - RATE_WINDOW_S:
-        times.popleft()

@@ -28,8 +28,7 @@ from bistream.hops.policy import HopPolicy
 from bistream.metrics.recorder import Recorder
 from bistream.sessions.admission import SessionStart, TextLedger, check_append, check_start
 from bistream.sessions.event_loop import EventLoop
-from bistream.sessions.load import LoadControl, Need
-from bistream.sessions.needs import need_of, reserved_speech_s, text_bytes
+from bistream.sessions.load import LoadControl, Need, need_of, reserved_speech_s, text_bytes
 from bistream.sessions.ports import AudioSender, BistreamRequest, Ports, SessionKey
 from bistream.sessions.services import Services
 from bistream.sessions.session import CallerSession
@@ -83,7 +82,7 @@ class Orchestrator:
         self._open: dict[str, SessionRun] = {}  # by our id, until everything is freed
         self._watcher = Watcher(self._open)
         token2wav = ports.token2wav
-        self._load = LoadControl(config.admission_load, token2wav.report, token2wav.others, self._needs, clock, config.reserved_speech_s)
+        self._load = LoadControl(config.admission_load, token2wav.report, self._needs, clock, config.reserved_speech_s)
         self._refusal: BistreamError | None = None  # of every new session: the server drains, or is about to be restarted
         self._sessions_changed = asyncio.Event()  # one was added, has ended or was removed
         self._metrics.watch(self._session_states, self._deliveries, self._read_load)

@@ -62,9 +62,6 @@ class Token2WavPort(Protocol):
     def report(self) -> LoadReport | None:
         """What is known of its load. Returns at once; None: nothing yet."""
 
-    def others(self) -> int:
-        """Its sessions that other front models have, as far as is known. Returns at once."""
-
 
 class AudioSender(Protocol):
     """Answers one request. The orchestrator calls ``finish`` exactly once and sends nothing after it."""
@@ -104,7 +101,7 @@ class BistreamRequest:
     """One request to ``cosyvoice2_bistream``: the inputs of its contract (``contract/fields.py``), and what comes another way.
 
     target_text: UTF-8, may be cut anywhere. reference_wav, source_wav: float32 [N], as received (padding included).
-    offline: render the whole utterance at once with full attention (``cosyvoice2`` without streaming); also implied by a
+    is_offline: render the whole utterance at once with full attention (``cosyvoice2`` without streaming); also implied by a
     ``speed`` other than 1.0. Only with the whole text in this request.
     session_secret: makes the session unknown to requests that do not carry the same.
     """
@@ -124,7 +121,7 @@ class BistreamRequest:
     source_wav: FloatArray | None = None
     source_wav_len: int | None = None
     options: GenerationOptions = GenerationOptions()
-    offline: bool = False
+    is_offline: bool = False
     session_secret: str | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""What all sessions of a front model share."""
+"""What all sessions share."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -17,13 +18,12 @@ import numpy as np
 from bistream.contract.audio import SILENCE_S
 from bistream.contract.checks import check_offline_length
 from bistream.contract.fields import LLM_BISTREAM
-from bistream.contract.refusals import silent_too_long
-from bistream.errors import BistreamError, CancelledError, EngineError
+from bistream.contract.refusals import client_has_gone, silent_too_long
+from bistream.errors import BistreamError, EngineError
 from bistream.sessions.admission import SessionStart
 from bistream.sessions.hop_pacing import TOKEN2WAV, HopPacing
 from bistream.sessions.language_model_client import LanguageModelClient, from_model, unexpected
-from bistream.sessions.load import NOTHING
-from bistream.sessions.needs import SessionLoad
+from bistream.sessions.load import NOTHING, SessionLoad
 from bistream.sessions.playback import SpokenText
 from bistream.sessions.services import Services
 from bistream.sessions.session import CallerSession, SessionState
@@ -73,11 +73,8 @@ class SessionRun:
 
     async def run(self) -> None:
         try:
-            await self._speak()
-        except BistreamError as error:
-            self.end_early(from_model(error))
-        except Exception:
-            self.end_early(unexpected(self.session))
+            with self._ending_with_its_error():
+                await self._speak()
         finally:
             while self._is_reading:
                 await self.session.changed()
@@ -206,13 +203,10 @@ class SessionRun:
 
     async def _read(self, prompt: VoicePrompt) -> None:
         try:
-            await self._link.start(prompt)
-            self._deliver_what_is_due(self._services.clock())
-            await self._link.read(lambda: self._pacing.wanted_tokens(self._services.clock()))
-        except BistreamError as error:
-            self.end_early(from_model(error))
-        except Exception:
-            self.end_early(unexpected(self.session))
+            with self._ending_with_its_error():
+                await self._link.start(prompt)
+                self._deliver_what_is_due(self._services.clock())
+                await self._link.read(lambda: self._pacing.wanted_tokens(self._services.clock()))
         finally:
             self._is_reading = False
             self.session.wake()
@@ -222,8 +216,13 @@ class SessionRun:
             self._services.loop.start_task(self._deliver(self._link.deliver()))
 
     async def _deliver(self, delivery: Awaitable[None]) -> None:
-        try:
+        with self._ending_with_its_error():
             await delivery
+
+    @contextmanager
+    def _ending_with_its_error(self) -> Iterator[None]:
+        try:
+            yield
         except BistreamError as error:
             self.end_early(from_model(error))
         except Exception:
@@ -274,7 +273,7 @@ class SessionRun:
 
     def client_has_gone(self) -> None:
         self._record.client_is_gone = True
-        self.end_early(CancelledError("The client's stream is gone; the session was cancelled."))
+        self.end_early(client_has_gone())
 
     def tick(self) -> None:
         """Wake the speaker when it is time for a hop."""

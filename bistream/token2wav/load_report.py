@@ -11,7 +11,7 @@ from bistream.types import FloatArray
 
 @dataclass(frozen=True)
 class LoadReport:
-    """capacity: audio seconds per second with full batches; 0: not known yet. sessions: live ones, of all front models.
+    """capacity: audio seconds per second with full batches; 0: not known yet.
 
     pages: of flow state in total, a second of speech each; 0: not bounded. reserve_pages: those a session has whatever happens, beside its
     voice's. most_pages: the most that one session uses, beside its voice's; 0: as many as its speech has seconds.
@@ -19,18 +19,17 @@ class LoadReport:
     """
 
     capacity: float = 0.0
-    sessions: int = 0
     pages: int = 0
     reserve_pages: int = 0
     most_pages: int = 0
     chunks_join: bool = False
 
     def to_array(self) -> FloatArray:
-        """float32 [1, 6], the output ``load_report`` of the wire contract."""
+        """float32 [1, 5], the output ``load_report`` of the wire contract."""
         return np.array([astuple(self)], np.float32)
 
     @classmethod
     def from_array(cls, array: FloatArray) -> LoadReport:
         capacity, *counts = array.reshape(-1).tolist()
-        sessions, pages, reserve_pages, most_pages, chunks_join = map(int, counts)
-        return cls(capacity, sessions, pages, reserve_pages, most_pages, bool(chunks_join))
+        pages, reserve_pages, most_pages, chunks_join = map(int, counts)
+        return cls(capacity, pages, reserve_pages, most_pages, bool(chunks_join))

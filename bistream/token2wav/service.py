@@ -163,9 +163,7 @@ class Token2Wav:
     def report(self) -> LoadReport:
         """For the front models; a new object each time."""
         flow = self._pools().get(FLOW_PAGES, PoolUse(0, 0))
-        return LoadReport(
-            self._capacity.audio_s_per_s, len(self._sessions), flow.total, flow.reserve, flow.most, self._renderer.sizes.chunks_join
-        )
+        return LoadReport(self._capacity.audio_s_per_s, flow.total, flow.reserve, flow.most, self._renderer.sizes.chunks_join)
 
     def _queued(self) -> int:
         return len(self._schedule.queue)

@@ -1,4 +1,4 @@
-"""A front model's channel to one model: calls of all its sessions, in the order in which they are made, in few requests over BLS.
+"""A channel to one model over BLS: calls of all its sessions, in the order in which they are made, in few requests over BLS.
 
 A request over BLS blocks a thread here and one in the server until it is answered, and costs both processes and the server about 0.3 ms of
 a processor. So calls do not get one each. The *poster* sends all calls that have come while it sent the last ones, and the *collector*
@@ -9,8 +9,8 @@ channel, the more a request carries. Nothing waits to be joined: alone, a call l
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
+import secrets
 import threading
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
@@ -18,17 +18,17 @@ from typing import Protocol
 
 from bistream.contract.codec import Arrays, text_array
 from bistream.contract.fields import ModelContract
-from bistream.contract.refusals import parse_error
 from bistream.errors import BistreamError, EngineError
+from bistream.transport.bls_client import BlsClient
+from bistream.transport.call_sockets import socket_path
+from bistream.transport.direct_channel import DirectChannel
 from bistream.transport.envelope import Message, pack, unpack
+from bistream.triton.call_channel import Answers, CallChannel, failed
 
 logger = logging.getLogger(__name__)
 
 MAX_CALL_BYTES = 2**20  # of one request, unless a single call is larger: shared memory grows with it and never shrinks
 CLOSE_TIMEOUT_S = 5.0
-
-Answer = Arrays | BistreamError
-Outcome = tuple["asyncio.Future[Arrays]", Answer]
 
 
 class Asking(Protocol):
@@ -36,19 +36,19 @@ class Asking(Protocol):
         """One request; blocks until it is answered. Raises ``BistreamError``."""
 
 
-class Channel:
+class Channel(CallChannel):
     """For the sessions of one event loop."""
 
     def __init__(self, client: Asking, contract: ModelContract, channel_id: str) -> None:
         """channel_id: random, so that nobody else can collect the answers."""
+        super().__init__()
         self._client = client
         self._contract = contract
         self._channel_id = text_array(channel_id)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._numbers = itertools.count()
-        self._calls: SimpleQueue[tuple[Message, asyncio.Future[Arrays]] | None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Message, Answers | None] | None] = SimpleQueue()
         self._changed = threading.Condition()  # guards the fields below
-        self._waiting: dict[int, asyncio.Future[Arrays]] = {}  # calls that were sent, or are being sent
+        self._waiting: dict[int, Answers] = {}  # calls that were sent, or are being sent, until their last answer
         self._is_closed = False
         self._threads = [
             threading.Thread(target=work, name=f"bistream-{name}-{contract.name}", daemon=True)
@@ -57,15 +57,12 @@ class Channel:
         for thread in self._threads:
             thread.start()
 
-    async def ask(self, arrays: Arrays) -> Arrays:
-        """The answer to one call: a view of what came with it. Raises the ``BistreamError`` that it was answered with."""
+    def _send(self, message: Message, answers: Answers | None) -> None:
         self._loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Arrays] = self._loop.create_future()
-        self._calls.put((Message(next(self._numbers), arrays), answer))
-        try:
-            return await answer
-        finally:
-            del answer  # an error refers to this frame, and the future to the error
+        self._calls.put((message, answers))
+
+    def _forget(self, number: int) -> None:
+        """The model owes an answer all the same, and it must be collected."""
 
     def close(self) -> None:
         """End the threads; one whose request a dead model never answers is left behind. Idempotent."""
@@ -83,7 +80,7 @@ class Channel:
     def _post(self) -> None:
         while calls := self._next_calls():
             with self._changed:
-                self._waiting.update((message.number, answer) for message, answer in calls)
+                self._waiting.update((message.number, answers) for message, answers in calls if answers is not None)
                 self._changed.notify_all()
             numbers = [message.number for message, _ in calls]
             try:
@@ -92,7 +89,7 @@ class Channel:
                 self._fail(numbers, error)
             del calls
 
-    def _next_calls(self) -> list[tuple[Message, asyncio.Future[Arrays]]]:
+    def _next_calls(self) -> list[tuple[Message, Answers | None]]:
         """Waits for a call; all that have come. Empty: the channel is closed."""
         calls, size = [], 0
         try:
@@ -120,7 +117,7 @@ class Channel:
                     numbers = list(self._waiting)
                 self._fail(numbers, error)
                 continue
-            self._answer([(message.number, _outcome(message)) for message in messages])
+            self._answer(messages)
 
     def _is_owed(self) -> bool:
         """Wait until an answer is missing: an idle channel must hold no request, which would hold up the server's end. False: closed."""
@@ -134,31 +131,30 @@ class Channel:
         return self._client.ask(self._contract, {"channel_id": self._channel_id, **arrays})
 
     def _fail(self, numbers: Sequence[int], error: Exception) -> None:
-        """Each call gets an error of its own, as each session takes it for its own."""
         if not isinstance(error, BistreamError):
             logger.error("a request to %s failed", self._contract.name, exc_info=error)
             error = EngineError("A model of the server failed; try again.")
-        self._answer([(number, error.renewed(None)) for number in numbers])
+        self._answer([failed(number, error) for number in numbers])
 
-    def _answer(self, answers: Sequence[tuple[int, Answer]]) -> None:
+    def _answer(self, messages: Sequence[Message]) -> None:
         with self._changed:
-            outcomes = [(future, answer) for number, answer in answers if (future := self._waiting.pop(number, None)) is not None]
+            found = [(answers, message) for message in messages if (answers := self._waiting.get(message.number)) is not None]
+            for message in messages:
+                if message.is_last:
+                    self._waiting.pop(message.number, None)
         assert self._loop is not None, "there was a call"
         try:
-            self._loop.call_soon_threadsafe(_settle, outcomes)
+            self._loop.call_soon_threadsafe(_deliver, found)
         except RuntimeError:
             logger.error("%s answered after the sessions had been given up", self._contract.name)
 
 
-def _outcome(message: Message) -> Answer:
-    return message.arrays if message.error is None else parse_error(message.error)
+def _deliver(found: Sequence[tuple[Answers, Message]]) -> None:
+    for answers, message in found:
+        answers.put_nowait(message)
 
 
-def _settle(outcomes: Sequence[Outcome]) -> None:
-    for future, answer in outcomes:
-        if future.done():  # given up
-            continue
-        if isinstance(answer, BistreamError):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
+def open_channel(client: BlsClient, contract: ModelContract) -> CallChannel:
+    """Over a socket where there is a keeper, else over BLS."""
+    path = socket_path(contract.name)
+    return Channel(client, contract, secrets.token_hex(16)) if path is None else DirectChannel(path, contract.name)

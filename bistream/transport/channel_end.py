@@ -1,4 +1,4 @@
-"""The model's end of the front models' channels: takes their calls one by one, and gathers the answers that can leave together.
+"""The model's end of channels: takes their calls one by one, and gathers the answers that can leave together.
 
 Those over BLS are here (``channel.py`` is the other end and says why); those over sockets in ``direct_end.py``. Used by the models that
 front models call (``model.py:SiblingModel``).
@@ -29,22 +29,38 @@ Handle = Callable[[Inputs, Answerer], None]
 class ChannelEnd(ABC):
     """Answers of one channel, which are sent with all others that have come meanwhile. Thread-safe."""
 
-    def __init__(self, outbox: Executor) -> None:
-        """outbox: a thread that sends: it may block, and the threads that compute must not."""
+    def __init__(self, contract: ModelContract, handle: Handle, outbox: Executor) -> None:
+        """handle: what the model does with a single request. outbox: a thread that sends: it may block, and those that compute must not."""
+        self._contract = contract
+        self._handle = handle
         self._outbox = outbox
         self._lock = threading.Lock()
-        self._open_calls = 0
+        self._open: dict[int, CallAnswer] = {}
         self._answers: list[Message] = []
 
-    def begin(self, number: int) -> CallAnswer:
-        """A call has come."""
+    def take(self, message: Message) -> None:
+        """A call, or that one is given up."""
         with self._lock:
-            self._open_calls += 1
-        return CallAnswer(self, number)
+            if message.error is not None:
+                if (given_up := self._open.get(message.number)) is not None:
+                    given_up.give_up()
+                return
+            answer = self._open[message.number] = CallAnswer(self, message.number)
+        try:
+            self._handle(ArrayInputs(message.arrays, self._contract), answer)
+        except Exception as error:
+            answer.fail(public_error(error))
+
+    def give_up(self) -> None:
+        """All calls: the other end has gone."""
+        with self._lock:
+            for answer in self._open.values():
+                answer.give_up()
 
     def answer(self, message: Message) -> None:
         with self._lock:
-            self._open_calls -= 1
+            if message.is_last:
+                self._open.pop(message.number, None)
             self._answers.append(message)
             is_due = self._can_send and len(self._answers) == 1
         if is_due:
@@ -57,9 +73,9 @@ class ChannelEnd(ABC):
 
     @abstractmethod
     def _send(self) -> None:
-        """In the outbox, where more answers may have come meanwhile: send what ``_take`` gives."""
+        """In the outbox, where more answers may have come meanwhile: send what ``_portion`` gives."""
 
-    def _take(self) -> list[Message]:
+    def _portion(self) -> list[Message]:
         """A portion; with the lock held."""
         count = size = 0
         while count < len(self._answers) and (count == 0 or size + self._answers[count].size <= MAX_ANSWER_BYTES):
@@ -88,15 +104,15 @@ def _packable(answer: Message) -> Message:
 class BlsEnd(ChannelEnd):
     """Over BLS: answers wait for a request, or one request waits for them."""
 
-    def __init__(self, outbox: Executor) -> None:
-        super().__init__(outbox)
+    def __init__(self, contract: ModelContract, handle: Handle, outbox: Executor) -> None:
+        super().__init__(contract, handle, outbox)
         self._collector: ResponseSender | None = None
 
     @property
     def is_idle(self) -> bool:
         """Nothing would be lost without it."""
         with self._lock:
-            return not self._open_calls and not self._answers and self._collector is None
+            return not self._open and not self._answers and self._collector is None
 
     def collect(self, sender: ResponseSender) -> None:
         with self._lock:
@@ -115,7 +131,7 @@ class BlsEnd(ChannelEnd):
         with self._lock:
             if self._collector is None or not self._answers:
                 return
-            sender, answers, self._collector = self._collector, self._take(), None
+            sender, answers, self._collector = self._collector, self._portion(), None
         sender.send_last({"answers": written(pack, answers)})
 
 
@@ -137,11 +153,7 @@ class BlsEnds:
             end.collect(sender)
             return
         for call in unpack(calls):
-            answer = end.begin(call.number)
-            try:
-                self._handle(ArrayInputs(call.arrays, self._contract), answer)
-            except Exception as error:
-                answer.fail(public_error(error))
+            end.take(call)
         sender.finish()
 
     def _end(self, channel_id: str) -> BlsEnd:
@@ -149,21 +161,22 @@ class BlsEnds:
             self._ends = {one: end for one, end in self._ends.items() if not end.is_idle}
             if len(self._ends) >= MAX_CHANNELS:
                 raise BusyError(f"{MAX_CHANNELS} channels are open already; try again later.")
-            self._ends[channel_id] = BlsEnd(self._outbox)
+            self._ends[channel_id] = BlsEnd(self._contract, self._handle, self._outbox)
         return self._ends[channel_id]
 
 
 class CallAnswer:
-    """Answers one call of a channel, once, as a ``ResponseSender`` answers a request."""
+    """Answers one call of a channel, as a ``ResponseSender`` answers a request."""
 
     def __init__(self, end: ChannelEnd, number: int) -> None:
         self._end = end
         self._number = number
         self._lock = threading.Lock()
         self._finished = False
+        self._given_up = False
 
     def send(self, arrays: Arrays) -> None:
-        self.fail(InvalidInputError("A call in a channel has a single answer; ask for the tokens with is_pull."))
+        self._answer(Message(self._number, dict(arrays), is_last=False))
 
     def send_last(self, arrays: Arrays) -> None:
         self._answer(Message(self._number, dict(arrays)))
@@ -174,8 +187,14 @@ class CallAnswer:
     def fail(self, error: BistreamError) -> None:
         self._answer(Message(self._number, error=format_error(error)))
 
+    def give_up(self) -> None:
+        self._given_up = True
+
+    def is_cancelled(self) -> bool:
+        return self._given_up
+
     def _answer(self, message: Message) -> None:
-        with self._lock:
-            is_first, self._finished = not self._finished, True
-        if is_first:
-            self._end.answer(message)
+        with self._lock:  # also while it is handed over: the last answer must not overtake another
+            if not self._finished:
+                self._finished = message.is_last
+                self._end.answer(message)

@@ -1,4 +1,4 @@
-"""A front model's channel to one model over a Unix socket (``call_sockets.py``): the calls of all its sessions, in the order in which they
+"""A channel to one model over a Unix socket (``call_sockets.py``): the calls of all its sessions, in the order in which they
 are made.
 
 Everything happens in the orchestrator's event loop: a call leaves when it is made, its answer is delivered where it is read, and no thread
@@ -8,18 +8,16 @@ is woken in between. What the kernel does not take at once is sent as soon as it
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import socket
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from bistream.contract.codec import Arrays
-from bistream.contract.refusals import parse_error
 from bistream.errors import BistreamError, EngineError
 from bistream.transport.call_sockets import BUFFER_BYTES, Frames, frame
 from bistream.transport.envelope import Message
+from bistream.triton.call_channel import Answers, CallChannel, failed
 
 logger = logging.getLogger(__name__)
 
@@ -29,34 +27,35 @@ CONNECT_TIMEOUT_S = 1.0  # a model that listens accepts at once
 READ_BYTES = 2**18
 
 
-class DirectChannel:
+class DirectChannel(CallChannel):
     """For the sessions of one event loop, whose thread alone uses it, but for ``close``, which may come when the loop has ended."""
 
     def __init__(self, path: Path, model: str) -> None:
         """path: where the model listens, from the first call on. model: its name, for the log."""
+        super().__init__()
         self._path = path
         self._model = model
-        self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Arrays]] = {}
+        self._waiting: dict[int, Answers] = {}
         self._connection: _Connection | None = None
 
-    async def ask(self, arrays: Arrays) -> Arrays:
-        """The answer to one call: a view of what came with it. Raises the ``BistreamError`` that it was answered with.
-
-        Where the model cannot be reached, or goes, that is ``EngineError``; the next call tries to reach it again.
-        """
-        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
-        self._waiting[number] = answer
+    def _send(self, message: Message, answers: Answers | None) -> None:
+        if answers is None:
+            if self._connection is not None:  # the end of a connection ends its calls
+                self._connection.send(frame([message]))
+            return
+        data = frame([message])
         try:
-            self._connected().send(frame([Message(number, arrays)]))
-            found: Arrays = await answer
-            return found
-        finally:
-            self._waiting.pop(number, None)
-            del answer  # an error refers to this frame, and the future to the error
+            connection = self._connected()
+        except BistreamError as error:
+            answers.put_nowait(failed(message.number, error))
+            return
+        self._waiting[message.number] = answers
+        connection.send(data)
+
+    def _forget(self, number: int) -> None:
+        self._waiting.pop(number, None)
 
     def close(self) -> None:
-        """Idempotent."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -71,16 +70,10 @@ class DirectChannel:
 
     def _answer(self, messages: list[Message]) -> None:
         for message in messages:
-            future = self._waiting.get(message.number)
-            if future is None or future.done():  # given up
-                continue
-            if message.error is None:
-                future.set_result(message.arrays)
-            else:
-                future.set_exception(parse_error(message.error))
+            if (answers := self._waiting.get(message.number)) is not None:  # else it was given up
+                answers.put_nowait(message)
 
     def _lost(self, connection: _Connection, error: Exception) -> None:
-        """Each call gets an error of its own, as each session takes it for its own."""
         if connection is not self._connection:  # each failed attempt to send says so; the calls since then are on the next one
             return
         self.close()
@@ -88,9 +81,8 @@ class DirectChannel:
             logger.info("%s: %s", self._model, error)
             return
         failure = self._failure(error)
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(failure.renewed(None))
+        for number, answers in self._waiting.items():
+            answers.put_nowait(failed(number, failure))
 
     def _failure(self, error: Exception) -> BistreamError:
         logger.error("%s cannot be called: %s", self._model, error)

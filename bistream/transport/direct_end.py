@@ -1,4 +1,4 @@
-"""The model's end of front models' direct channels: listens on a Unix socket, takes calls and answers them (``direct_channel.py``).
+"""The model's end of direct channels: listens on a Unix socket, takes calls and answers them (``direct_channel.py``).
 
 One thread for each connection reads calls and hands them to the model, one at a time with the requests that come through the server; a
 front model has one connection. The outbox sends the answers.
@@ -15,13 +15,11 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 
-from bistream.contract.codec import ArrayInputs
 from bistream.contract.fields import ModelContract
 from bistream.errors import BistreamError
 from bistream.processes.control_files import LONGEST_STOP_S
 from bistream.transport.call_sockets import BUFFER_BYTES, Frames, frame
 from bistream.transport.channel_end import ChannelEnd, Handle, written
-from bistream.transport.sender import public_error
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +32,8 @@ RETRY_S = 0.1  # after a front model could not be taken: a process without descr
 class DirectEnd(ChannelEnd):
     """The answers of one connection."""
 
-    def __init__(self, connection: socket.socket, outbox: Executor) -> None:
-        super().__init__(outbox)
+    def __init__(self, connection: socket.socket, contract: ModelContract, handle: Handle, outbox: Executor) -> None:
+        super().__init__(contract, handle, outbox)
         self._connection = connection
 
     @property
@@ -45,7 +43,7 @@ class DirectEnd(ChannelEnd):
     def _send(self) -> None:
         while True:
             with self._lock:
-                answers = self._take()
+                answers = self._portion()
             if not answers:
                 return
             try:
@@ -114,19 +112,16 @@ class DirectEnds:
             raise
 
     def _serve(self, connection: socket.socket) -> None:
-        end, frames = DirectEnd(connection, self._outbox), Frames()
+        end, frames = DirectEnd(connection, self._contract, self._handle, self._outbox), Frames()
         try:
             _prepare(connection)
             while data := connection.recv(READ_BYTES):
                 for call in frames.feed(data):
-                    answer = end.begin(call.number)
-                    try:
-                        self._handle(ArrayInputs(call.arrays, self._contract), answer)
-                    except Exception as error:
-                        answer.fail(public_error(error))
+                    end.take(call)
         except (OSError, BistreamError) as error:
             logger.warning("the connection of a front model has ended: %s", error)
         finally:
+            end.give_up()
             with self._lock:
                 self._connections.discard(connection)
             connection.close()

@@ -1,7 +1,7 @@
 """Calls of many sessions, or their answers, in one tensor: what a request between models costs does not depend on how much it carries.
 
-A packed envelope: the length of its head (uint32, little-endian); the head, JSON: for each message its number, its error or null, and
-(name, type, shape) of its arrays; the bytes of all arrays, each from a multiple of 8 on. Pure.
+A packed envelope: the length of its head (uint32, little-endian); the head, JSON: for each message its number, its error or null,
+(name, type, shape) of its arrays, and whether it is the last; the bytes of all arrays, each from a multiple of 8 on. Pure.
 """
 
 from __future__ import annotations
@@ -26,11 +26,16 @@ _WIRE_TYPES = {np.dtype(numpy_type): name for name, numpy_type in NUMPY_TYPES.it
 
 @dataclass(frozen=True)
 class Message:
-    """A call, or its answer, which has the call's number. error: as ``refusals.format_error`` writes it; there are no arrays then."""
+    """A call, or an answer to it, which has the call's number.
+
+    error: as ``refusals.format_error`` writes it; there are no arrays then. From the caller it says that the call is given up.
+    is_last: no answer to the call follows.
+    """
 
     number: int
     arrays: Arrays = field(default_factory=dict)
     error: str | None = None
+    is_last: bool = True
 
     @property
     def size(self) -> int:
@@ -40,7 +45,7 @@ class Message:
 
 def pack(messages: Iterable[Message]) -> NDArray[np.uint8]:
     """uint8 [N]. BYTES arrays must have one element."""
-    head: list[tuple[int, str | None, list[tuple[str, str, tuple[int, ...]]]]] = []
+    head: list[tuple[int, str | None, list[tuple[str, str, tuple[int, ...]]], bool]] = []
     parts: list[bytes | memoryview] = []
     for message in messages:
         specs = []
@@ -50,7 +55,7 @@ def pack(messages: Iterable[Message]) -> NDArray[np.uint8]:
             size = len(data) if isinstance(data, bytes) else data.nbytes
             specs.append((name, wire_type, (size,) if wire_type == "BYTES" else array.shape))
             parts += (data, bytes(-size % _ALIGNMENT))
-        head.append((message.number, message.error, specs))
+        head.append((message.number, message.error, specs, message.is_last))
     coded = json.dumps(head, separators=(",", ":")).encode()
     coded += b" " * (-(_LENGTH.size + len(coded)) % _ALIGNMENT)
     return np.frombuffer(b"".join((_LENGTH.pack(len(coded)), coded, *parts)), np.uint8)
@@ -68,14 +73,14 @@ def _messages(data: memoryview) -> Iterator[Message]:
     (length,) = _LENGTH.unpack_from(data)
     head = json.loads(bytes(data[_LENGTH.size : _LENGTH.size + length]))
     offset = _LENGTH.size + length
-    for number, error, specs in head:
+    for number, error, specs, is_last in head:
         arrays: Arrays = {}
         for name, wire_type, shape in specs:
             arrays[name], size = _array(data, offset, wire_type, shape)
             offset += size + -size % _ALIGNMENT
         if not isinstance(number, int) or not isinstance(error, str | None) or not all(isinstance(name, str) for name in arrays):
             raise TypeError
-        yield Message(number, arrays, error)
+        yield Message(number, arrays, error, bool(is_last))
 
 
 def _array(data: memoryview, offset: int, wire_type: str, shape: list[int]) -> tuple[NDArray[Any], int]:

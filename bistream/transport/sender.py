@@ -77,6 +77,9 @@ class Answerer(Protocol):
     def fail(self, error: BistreamError) -> None:
         """The request has failed."""
 
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more. May block."""
+
 
 class ResponseSender:
     """Answers one decoupled request. No method raises; after ``finish`` or ``fail`` every method is harmless."""
@@ -213,6 +216,26 @@ class BistreamAudioSender:
             "text_consumed": np.array([[chunk.text_consumed]], np.int32),
             "text_position": np.array([[chunk.text_position]], np.int32),
         }
+
+
+class CallAudioSender:
+    """``ports.AudioSender`` of a call by another model, in the same tensors: an answer is only put beside others of its channel."""
+
+    def __init__(self, answer: Answerer) -> None:
+        self._answer = answer
+        self.is_cancelled = answer.is_cancelled
+
+    async def send(self, chunk: AudioChunk) -> None:
+        self._answer.send(BistreamAudioSender.arrays(chunk))
+
+    def report(self, heard: AudioChunk) -> None:
+        self._answer.send(BistreamAudioSender.arrays(heard))
+
+    def finish(self, error: BistreamError | None) -> None:
+        if error is None:
+            self._answer.finish()
+        else:
+            self._answer.fail(error)
 
 
 class WaveformSender(BistreamAudioSender):

@@ -7,7 +7,6 @@ Those of sessions go through a channel to each model: over a socket where there 
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,11 +23,8 @@ from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
 from bistream.transport.bls_client import BlsClient
-from bistream.transport.call_sockets import socket_path
-from bistream.transport.channel import Channel
-from bistream.transport.direct_channel import DirectChannel
+from bistream.transport.channel import open_channel
 from bistream.transport.iterator_keeper import IteratorKeeper
-from bistream.transport.other_front_models import OtherFrontModels
 from bistream.types import FinishReason, FloatArray, IntArray, SpeakerFeatures, SpeechTokens, TokenDemand, VoicePrompt
 
 logger = logging.getLogger(__name__)
@@ -47,7 +43,7 @@ def prompt_values(prompt: VoicePrompt) -> dict[str, Any]:
 
 
 class Calling(Protocol):
-    """``Channel`` or ``DirectChannel``."""
+    """A ``CallChannel``."""
 
     async def ask(self, arrays: Arrays) -> Arrays: ...
 
@@ -105,10 +101,9 @@ class SiblingLanguageModel:
 class SiblingToken2Wav:
     """``ports.Token2WavPort``."""
 
-    def __init__(self, channel: Calling, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, channel: Calling) -> None:
         self._channel = channel
         self._report: LoadReport | None = None
-        self._doors = OtherFrontModels(clock)
 
     async def hop(self, hop: Token2WavHop) -> FloatArray:
         values: dict[str, Any] = {
@@ -120,11 +115,7 @@ class SiblingToken2Wav:
         }
         if hop.prompt is not None:
             values |= {**prompt_values(hop.prompt), "expected_speech_s": hop.expected_speech_s}
-            self._doors.opened(hop.session_id)
-        waveform = await self._waveform(values)
-        if hop.finalize:
-            self._doors.ended(hop.session_id)
-        return waveform
+        return await self._waveform(values)
 
     async def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str) -> FloatArray:
         values = {"session_id": session_id, "target_speech_tokens": tuple(token_ids), "seed": seed, "speed": speed}
@@ -132,7 +123,6 @@ class SiblingToken2Wav:
 
     async def cancel(self, session_id: str) -> None:
         await _send_cancel(self._channel, TOKEN2WAV, session_id)
-        self._doors.ended(session_id)
 
     async def _waveform(self, values: dict[str, Any]) -> FloatArray:
         outputs = await self._channel.ask(input_arrays(TOKEN2WAV, values))
@@ -140,17 +130,12 @@ class SiblingToken2Wav:
             raise EngineError("token2wav ended a request without a response; try again.")
         if (report := outputs.get("load_report")) is not None:
             self._report = LoadReport.from_array(report)
-            self._doors.reported(self._report.sessions)
         waveform: FloatArray = outputs["waveform"]
         return waveform
 
     def report(self) -> LoadReport | None:
         """As it came with the last waveform."""
         return self._report
-
-    def others(self) -> int:
-        """As of the last waveform; 0 when that is long ago."""
-        return self._doors.sessions
 
 
 def speech_tokens(outputs: Arrays) -> SpeechTokens:
@@ -205,7 +190,7 @@ class SiblingModels:
 
     def __init__(self, pb_utils: Any, keeper: IteratorKeeper) -> None:
         client = BlsClient(pb_utils, keeper)
-        self._channels = [_channel(client, contract) for contract in (LLM_BISTREAM, TOKEN2WAV)]
+        self._channels = [open_channel(client, contract) for contract in (LLM_BISTREAM, TOKEN2WAV)]
         language_model, token2wav = self._channels
         self.ports = Ports(SiblingVoice(client), SiblingLanguageModel(language_model), SiblingToken2Wav(token2wav))
 
@@ -213,8 +198,3 @@ class SiblingModels:
         """Idempotent."""
         for channel in self._channels:
             channel.close()
-
-
-def _channel(client: BlsClient, contract: ModelContract) -> Channel | DirectChannel:
-    path = socket_path(contract.name)
-    return Channel(client, contract, secrets.token_hex(16)) if path is None else DirectChannel(path, contract.name)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bistream.contract.checks import check_session_secret
-from bistream.contract.codec import Inputs
+from bistream.contract.codec import Arrays, Inputs, scalar_array
 from bistream.contract.fields import SESSION_SECRET_PARAMETER, ModelContract
 from bistream.errors import InvalidInputError
 from bistream.sessions.ports import BistreamRequest
@@ -28,6 +28,13 @@ class TritonInputs(Inputs):
         tensor = self._tensors.get(name)
         return None if tensor is None else tensor.as_numpy()
 
+    def arrays(self) -> Arrays:
+        """All of the contract's that the request has, as they came. Copied: Triton reuses the memory."""
+        return {name: tensor.as_numpy().copy() for name, tensor in self._tensors.items() if name in self.contract.by_name}
+
+    def has(self, name: str) -> bool:
+        return name in self._tensors
+
     def parameter(self, name: str) -> Any:
         return json.loads(self._request.parameters() or "{}").get(name)
 
@@ -40,12 +47,15 @@ def bistream_request(inputs: Inputs) -> BistreamRequest:
     return inputs.read(BistreamRequest, session_secret=secret)
 
 
-def upstream_request(inputs: Inputs, offline: bool) -> BistreamRequest:
-    """The request of ``cosyvoice2``: a session whose whole text, or recording to convert, is in this request."""
-    request = inputs.read(BistreamRequest, offline=offline)
-    if request.target_text is None and request.source_wav is None:
+def upstream_arrays(inputs: TritonInputs, is_offline: bool) -> Arrays:
+    """The call of ``cosyvoice2_bistream`` for a request to ``cosyvoice2``: a session whose whole text, or recording to convert, is in it.
+
+    The values are checked where they are used.
+    """
+    arrays = inputs.arrays()
+    if not {"target_text", "source_wav"} & arrays.keys():
         raise InvalidInputError("Input target_text is missing; send the text to speak, or source_wav to convert a recording.")
-    return request
+    return {**arrays, "is_offline": scalar_array(is_offline, np.bool_)}
 
 
 def voice_prompt(inputs: Inputs, mel_bins: int) -> VoicePrompt | None:

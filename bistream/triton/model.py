@@ -102,22 +102,23 @@ class DecoupledModel(TritonModel):
 
     def execute(self, requests: Sequence[Any]) -> None:
         for request in requests:
-            sender = self.sender(request.get_response_sender())
+            inputs = TritonInputs(request, self.contract)
+            sender = self.sender(request.get_response_sender(), inputs)
             try:
                 self.refuse_when_closing()
-                self.take(TritonInputs(request, self.contract), sender)
+                self.take(inputs, sender)
             except Exception as error:
                 sender.fail(public_error(error))
 
-    def sender(self, triton_sender: Any) -> ResponseSender:
-        """How this model answers; a model that siblings call overrides it."""
+    def sender(self, triton_sender: Any, inputs: TritonInputs) -> ResponseSender:
+        """How this model answers a request with these inputs."""
         return ResponseSender(self.backend, triton_sender)
 
-    def take(self, inputs: Inputs, sender: ResponseSender) -> None:
+    def take(self, inputs: TritonInputs, sender: ResponseSender) -> None:
         self.handle(inputs, sender)
 
     @abstractmethod
-    def handle(self, inputs: Inputs, sender: ResponseSender) -> None:
+    def handle(self, inputs: TritonInputs, sender: ResponseSender) -> None:
         """Validate, enqueue, return. An exception becomes the request's answer; otherwise ``sender`` must be finished later."""
 
 
@@ -159,7 +160,7 @@ class BatchedModel(TritonModel):
 
 
 class SiblingModel(DecoupledModel):
-    """A model that front models call, each for many sessions through one channel. A request of its own is answered as well.
+    """A model that others call, each for many sessions through one channel. A request of its own is answered as well.
 
     outbox: the thread that sends responses: sending blocks on the server, and the threads that compute must not block.
     """
@@ -181,10 +182,10 @@ class SiblingModel(DecoupledModel):
         if self._direct_ends is not None:
             self._direct_ends.close()
 
-    def sender(self, triton_sender: Any) -> ResponseSender:
+    def sender(self, triton_sender: Any, inputs: TritonInputs) -> ResponseSender:
         return SiblingResponseSender(self.backend, triton_sender)
 
-    def take(self, inputs: Inputs, sender: ResponseSender) -> None:
+    def take(self, inputs: TritonInputs, sender: ResponseSender) -> None:
         channel_id = inputs.value("channel_id")
         if channel_id is None:
             self._handle_alone(inputs, sender)
@@ -232,5 +233,5 @@ class UnaryModel(TritonModel):
             return error_response(self.backend, public_error(error))
 
     @abstractmethod
-    def answer(self, inputs: Inputs, request: Any) -> Arrays:
+    def answer(self, inputs: TritonInputs, request: Any) -> Arrays:
         """The outputs by name. An exception becomes the request's answer."""

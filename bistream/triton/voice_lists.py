@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from bistream.contract.voices import ListedVoice, format_voices
-from bistream.transport.sender import ResponseSender, public_error
+from bistream.transport.sender import Answerer, public_error
 
 
 class VoiceLists:
@@ -17,11 +17,11 @@ class VoiceLists:
         self._listed = listed
         self._thread = ThreadPoolExecutor(1, "bistream-voice-list")
 
-    def answer(self, sender: ResponseSender) -> None:
+    def answer(self, sender: Answerer) -> None:
         """Returns at once."""
         self._thread.submit(self._answer, sender)
 
-    def _answer(self, sender: ResponseSender) -> None:
+    def _answer(self, sender: Answerer) -> None:
         try:
             data = format_voices(self._listed())
         except Exception as error:

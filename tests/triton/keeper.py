@@ -10,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 
 from bistream.keeper.host import SHARED_MEMORY
-from bistream.processes.control_files import read_statuses
 from tests.triton.conftest import (
     LIMITS,
     PROBE_TIMEOUT_S,
@@ -124,11 +123,6 @@ class Keeper:
     @property
     def gate(self) -> int:
         return self.child("--upstream")
-
-    def drained(self, model: str) -> list[bool]:
-        """Whether each instance of a front model has reported that it is drained."""
-        (directory,) = SHARED_MEMORY.glob(f"bistream_{self._process.pid}_*_control")
-        return [status.is_drained for name, status in read_statuses(directory) if name == model]
 
     @property
     def has_ended(self) -> bool:

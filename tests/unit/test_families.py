@@ -25,8 +25,7 @@ from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.families.family import BlockLayout, Family
 from bistream.families.registry import FAMILIES
 from bistream.hops.policy import HopPolicy, HopProgress
-from bistream.sessions.playback import Playback, SpokenText
-from bistream.sessions.text_position import SpokenEffort
+from bistream.sessions.playback import Playback, SpokenEffort, SpokenText
 from bistream.types import SpeechTokens
 from tests.unit.client.fake_server import FakeServer, Received, Stream
 

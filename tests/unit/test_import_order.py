@@ -78,7 +78,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
         map(
             frozenset,
             (
-                ("envelope", "iterator_keeper", "other_front_models", "outbox"),
+                ("envelope", "iterator_keeper", "outbox"),
                 ("call_sockets", "sender", "bls_client"),
                 ("channel", "channel_end", "direct_channel"),
                 ("direct_end", "sibling_ports"),
@@ -89,10 +89,9 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     "sessions": tuple(
         frozenset(line.split())
         for line in """
-        event_loop load named_voices ports text_position
-        playback
+        event_loop named_voices playback ports
         admission
-        needs session session_record voices
+        load session session_record voices
         language_model_client services
         hop_pacing
         speaking

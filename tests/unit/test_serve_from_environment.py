@@ -44,7 +44,7 @@ def test_a_setting_of_one_model_a_shared_one_and_an_option() -> None:
 
 def test_the_setting_reaches_its_model_alone() -> None:
     values = model_values(model_names(), plan(LLM_BISTREAM__MAX_SESSIONS="128").settings, "torch")
-    assert values["llm_bistream"]["max_sessions"] == "128" != values["cosyvoice2"]["max_sessions"]
+    assert values["llm_bistream"]["max_sessions"] == "128" != values["cosyvoice2_bistream"]["max_sessions"]
 
 
 def test_every_option_of_serve_and_of_the_gate_has_a_variable() -> None:

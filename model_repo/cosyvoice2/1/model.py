@@ -1,4 +1,7 @@
-"""Upstream's tensors: the whole text in, audio out. Decoupled, it streams; otherwise one response carries the whole waveform."""
+"""Upstream's tensors: the whole text in, audio out. Decoupled, it streams; otherwise one response carries the whole waveform.
+
+The sessions are those of ``cosyvoice2_bistream``, to which every request is handed over.
+"""
 
 from __future__ import annotations
 
@@ -8,54 +11,44 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
-from bistream.contract.codec import Inputs
-from bistream.contract.fields import COSYVOICE2
-from bistream.metrics.recorder import Recorder
+from bistream.contract.fields import CALLED_BISTREAM, COSYVOICE2
 from bistream.transport.outbox import Outbox
 from bistream.transport.sender import Arrays, CollectingSender, ResponseSender, WaveformSender
-from bistream.triton.inputs import upstream_request
+from bistream.triton.inputs import TritonInputs, upstream_arrays
 from bistream.triton.model import DecoupledModel, UnaryModel
-from bistream.triton.status_writer import StatusWriter
 
 
-class _OwnOrchestrator:
-    """Every instance has its own orchestrator; the models of the stages are shared."""
-
+class _HandingOver:
     backend = pb_utils
     contract = COSYVOICE2
-    recorder: Recorder
-    status: StatusWriter
 
     def open(self, config: RuntimeConfig) -> None:
-        from bistream.sessions.orchestrator import Orchestrator
+        from bistream.transport.bls_client import BlsClient
+        from bistream.transport.channel import open_channel
         from bistream.transport.iterator_keeper import IteratorKeeper
-        from bistream.transport.sibling_ports import SiblingModels
-        from bistream.triton.front_model import follow_keeper
+        from bistream.triton.handover import HandOver
 
         self._keeper = IteratorKeeper()
-        self._models = SiblingModels(pb_utils, self._keeper)
         self._outbox = Outbox("bistream-send")
-        self._orchestrator = Orchestrator(config, self._models.ports, recorder=self.recorder)
-        follow_keeper(self.status, self._orchestrator)
+        self._hand_over = HandOver(open_channel(BlsClient(pb_utils, self._keeper), CALLED_BISTREAM), config.drain_timeout_s)
 
     def close(self) -> None:
-        self._orchestrator.close()
-        self._models.close()
+        self._hand_over.close()
         self._outbox.shutdown()
 
 
-class _Streaming(_OwnOrchestrator, DecoupledModel):
-    def sender(self, triton_sender: Any) -> ResponseSender:
+class _Streaming(_HandingOver, DecoupledModel):
+    def sender(self, triton_sender: Any, inputs: TritonInputs) -> ResponseSender:
         return ResponseSender(pb_utils, triton_sender, self._keeper)
 
-    def handle(self, inputs: Inputs, sender: ResponseSender) -> None:
-        self._orchestrator.handle(upstream_request(inputs, offline=False), WaveformSender(sender, self._outbox))
+    def handle(self, inputs: TritonInputs, sender: ResponseSender) -> None:
+        self._hand_over.handle(upstream_arrays(inputs, is_offline=False), WaveformSender(sender, self._outbox))
 
 
-class _Offline(_OwnOrchestrator, UnaryModel):
-    def answer(self, inputs: Inputs, request: Any) -> Arrays:
+class _Offline(_HandingOver, UnaryModel):
+    def answer(self, inputs: TritonInputs, request: Any) -> Arrays:
         sender = CollectingSender(request, self._keeper)
-        self._orchestrator.handle(upstream_request(inputs, offline=True), sender)
+        self._hand_over.handle(upstream_arrays(inputs, is_offline=True), sender)
         return {"waveform": sender.wait()}
 
 

@@ -8,18 +8,18 @@ import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
 from bistream.contract.codec import Inputs
-from bistream.contract.fields import COSYVOICE2_BISTREAM
+from bistream.contract.fields import CALLED_BISTREAM
 from bistream.transport.outbox import Outbox
-from bistream.transport.sender import BistreamAudioSender, ResponseSender
-from bistream.triton.inputs import bistream_request
-from bistream.triton.model import DecoupledModel
+from bistream.transport.sender import Answerer, BistreamAudioSender, CallAudioSender, ResponseSender
+from bistream.triton.inputs import TritonInputs, bistream_request
+from bistream.triton.model import SiblingModel
 
 
-class TritonPythonModel(DecoupledModel):
-    """One instance: it owns the table of sessions."""
+class TritonPythonModel(SiblingModel):
+    """One instance: it owns the table of sessions, those of ``cosyvoice2`` included, which calls it."""
 
     backend = pb_utils
-    contract = COSYVOICE2_BISTREAM
+    contract = CALLED_BISTREAM
 
     def open(self, config: RuntimeConfig) -> None:
         from bistream.sessions.orchestrator import Orchestrator
@@ -30,22 +30,28 @@ class TritonPythonModel(DecoupledModel):
 
         self._keeper = IteratorKeeper()
         self._models = SiblingModels(pb_utils, self._keeper)
-        self._outbox = Outbox("bistream-send")
+        self._to_clients = Outbox("bistream-send")
         self._orchestrator = Orchestrator(config, self._models.ports, recorder=self.recorder)
         self._voice_lists = VoiceLists(self._orchestrator.listed_voices)
         follow_keeper(self.status, self._orchestrator)
 
-    def sender(self, triton_sender: Any) -> ResponseSender:
+    def sender(self, triton_sender: Any, inputs: TritonInputs) -> ResponseSender:
+        if inputs.has("channel_id"):
+            return super().sender(triton_sender, inputs)
         return ResponseSender(pb_utils, triton_sender, self._keeper)
 
-    def handle(self, inputs: Inputs, sender: ResponseSender) -> None:
+    def handle(self, inputs: Inputs, sender: Answerer) -> None:
         if inputs.value("is_voice_list"):
             self._voice_lists.answer(sender)
         else:
-            self._orchestrator.handle(bistream_request(inputs), BistreamAudioSender(sender, self._outbox))
+            self._orchestrator.handle(
+                bistream_request(inputs),
+                BistreamAudioSender(sender, self._to_clients) if isinstance(sender, ResponseSender) else CallAudioSender(sender),
+            )
 
     def close(self) -> None:
         self._voice_lists.close()
         self._orchestrator.close()
         self._models.close()
-        self._outbox.shutdown()
+        self._to_clients.shutdown()
+        self.outbox.shutdown()

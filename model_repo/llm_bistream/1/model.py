@@ -18,6 +18,7 @@ from bistream.text.preparation import chosen_normalization
 from bistream.text2token.service import LanguageModelStart
 from bistream.transport.sender import Answerer, ResponseSender, SiblingResponseSender, public_error
 from bistream.transport.sibling_ports import speech_error_arrays, speech_token_arrays
+from bistream.triton.inputs import TritonInputs
 from bistream.triton.mailbox import TokenMailbox
 from bistream.triton.model import SiblingModel
 from bistream.triton.ordered_work import OrderedWork
@@ -42,7 +43,7 @@ class TritonPythonModel(SiblingModel):
         self._mailboxes: dict[str, TokenMailbox] = {}  # with ``handling`` held
         self._slow_texts = OrderedWork(TEXT_THREADS, "llm_bistream-text")
 
-    def sender(self, triton_sender: Any) -> ResponseSender:
+    def sender(self, triton_sender: Any, inputs: TritonInputs) -> ResponseSender:
         return SiblingResponseSender(pb_utils, triton_sender, speech_error_arrays)
 
     def handle(self, inputs: Inputs, sender: Answerer) -> None:

@@ -142,7 +142,7 @@ def test_an_option_can_be_given_on_the_command_line(name: str, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("request_class", "contract", "others"),
     [
-        (BistreamRequest(), COSYVOICE2_BISTREAM, {"offline", "session_secret"}),
+        (BistreamRequest(), COSYVOICE2_BISTREAM, {"is_offline", "session_secret"}),
         (LanguageModelStart("s", b"", True, "", np.zeros(0, np.int32)), LLM_BISTREAM, set()),
     ],
 )

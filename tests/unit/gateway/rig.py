@@ -54,7 +54,8 @@ class FakeTriton(FakeServer):
 
     def ModelMetadata(self, request: Any, context: Any) -> Any:
         answer = service_pb2.ModelMetadataResponse(name=request.name, versions=["1"])
-        answer.inputs.add(name="target_text", datatype="BYTES", shape=[1, 1])
+        for name in ("calls", "target_text"):
+            answer.inputs.add(name=name, datatype="BYTES", shape=[1, 1])
         return answer
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
@@ -69,7 +70,8 @@ class FakeTriton(FakeServer):
         answer.config.parameters["tokens_per_second"].string_value = "25"
         answer.config.default_model_filename = "model.py"
         answer.config.model_transaction_policy.decoupled = request.name == "cosyvoice2_bistream"
-        answer.config.input.add(name="target_text", data_type="TYPE_STRING", dims=[1, 1])
+        for name in ("calls", "target_text"):
+            answer.config.input.add(name=name, data_type="TYPE_STRING", dims=[1, 1])
         return answer
 
     def ModelStatistics(self, request: Any, context: Any) -> Any:

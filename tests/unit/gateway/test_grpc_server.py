@@ -286,10 +286,13 @@ def test_what_is_public_is_told_and_nothing_else(rig: GateRig) -> None:
     assert client.is_server_live() and client.is_server_ready()
     assert client.is_model_ready(BISTREAM) and not client.is_model_ready("llm_bistream")
     assert list(client.get_server_metadata().extensions) == ["statistics"]
-    assert client.get_model_metadata(OFFLINE).name == OFFLINE
+    metadata = client.get_model_metadata(OFFLINE)
+    assert metadata.name == OFFLINE and [tensor.name for tensor in metadata.inputs] == ["target_text"]
     config = client.get_model_config(OFFLINE)
     assert config.config.parameters["model_family"].string_value == "cosyvoice2"
-    assert config.config.input[0].name == "target_text" and "secret" not in str(config) and "model.py" not in str(config)
+    assert (
+        [tensor.name for tensor in config.config.input] == ["target_text"] and "secret" not in str(config) and "model.py" not in str(config)
+    )
     assert [stats.name for stats in client.get_inference_statistics().model_stats] == [OFFLINE, BISTREAM]
     for question in (client.get_model_metadata, client.get_model_config, client.get_inference_statistics):
         with pytest.raises(Exception, match="NOT_SERVED"):

@@ -134,7 +134,7 @@ def settings_of(found: Release) -> dict[str, str]:
         {},
         {"maxSessions": 64},
         {"maxSessions": 800, "voices": {"claimName": "voices"}},
-        {"settings": {"cosyvoice2": {"bls_instance_num": 3, "decoupled_mode": "False", "max_sessions": 8}}},
+        {"settings": {"cosyvoice2": {"bls_instance_num": 3, "decoupled_mode": "False"}, "cosyvoice2_bistream": {"max_sessions": 8}}},
         {"settings": {"cosyvoice2_bistream": {"max_reference_s": 12.5}, "llm_bistream": {"kv_cache_tokens": 1048576}}},
     ],
 )
@@ -149,7 +149,7 @@ def test_the_models_take_the_variables_and_the_shared_memory_suffices(values: di
     assert filled["token2wav"]["max_sessions"] == str(values.get("maxSessions", 256))
     if "voices" in values:
         mounts = {mount["name"]: mount["mountPath"] for mount in found.container["volumeMounts"]}
-        assert {filled[model].get("voices_dir") for model in ("cosyvoice2", "cosyvoice2_bistream", "token2wav")} == {mounts["voices"]}
+        assert {filled[model].get("voices_dir") for model in ("cosyvoice2_bistream", "token2wav")} == {mounts["voices"]}
 
 
 def test_probes_and_metrics_are_those_of_the_keeper() -> None:

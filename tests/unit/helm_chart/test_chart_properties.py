@@ -20,7 +20,7 @@ SETTINGS = st.fixed_dictionaries(
         "llm_bistream": st.fixed_dictionaries({}, optional={"kv_cache_tokens": st.integers(0, 2**31), "device": st.just("cuda:0")}),
         "token2wav": st.fixed_dictionaries({}, optional={"max_sessions": st.integers(1, 10**6), "device": st.just("cuda:1")}),
         "cosyvoice2": st.fixed_dictionaries(
-            {}, optional={"decoupled_mode": st.sampled_from(["True", "False"]), "admission_load": st.floats(0, 1)}
+            {}, optional={"decoupled_mode": st.sampled_from(["True", "False"]), "drain_timeout_s": st.floats(0, 1)}
         ),
     },
 )

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import random
-from collections.abc import Callable
 from itertools import accumulate
 
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from bistream.hops.batch_rules import FIRST_TOKENS_PER_S, BatchRules
 from bistream.hops.policy import HopPolicy, HopProgress
-from bistream.hops.queue import BatchPace, HopQueue
 from tests.formats import AUDIO_FORMAT, BLOCKS, CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
 
 POLICY = HopPolicy(AUDIO_FORMAT, BLOCKS)
@@ -22,7 +18,6 @@ CHUNK_BY_CHUNK = HopPolicy(AUDIO_FORMAT, BLOCKS, max_chunks=1)
 TOKEN_S = 1 / SPEECH_TOKENS_PER_SECOND
 FIRST_HOP = POLICY.first_hop_tokens + LOOKAHEAD_TOKENS
 NEAREST = CHUNK_TOKENS - 1 + POLICY.min_hop_tokens  # the nearest boundary is never further away
-VOCODER_WITHHOLDS_TOKENS = 4  # eight mel frames, until the final hop
 
 
 @st.composite
@@ -64,12 +59,6 @@ def test_wanted_tokens_are_what_the_next_hop_lacks(progress: HopProgress) -> Non
     assert wanted > 0 and POLICY.next_hop(ready) is not None
     if wanted != CHUNK_TOKENS:
         assert POLICY.next_hop(dataclasses.replace(ready, received_tokens=ready.received_tokens - 1)) is None
-
-
-@pytest.mark.parametrize(("received", "sent", "wanted"), [(0, 0, 18), (10, 0, 8), (18, 0, 25), (18, 18, 10), (20, 18, 8), (60, 18, 25)])
-def test_wanted_tokens(received: int, sent: int, wanted: int) -> None:
-    """After a prompt of 50 tokens the next boundary is at 25 spoken tokens, 28 with the lookahead."""
-    assert POLICY.wanted_tokens(HopProgress(50, received, sent, False)) == wanted
 
 
 @settings(max_examples=40, deadline=None)
@@ -282,119 +271,6 @@ def test_a_cut_is_forgotten_after_the_next_hop(prompt_tokens: int, total: int, c
 def test_a_session_that_ends_on_a_boundary_has_an_empty_last_hop() -> None:
     """Otherwise its samples would depend on whether the end is known in time."""
     assert boundaries(50, FIRST_HOP, True, [1]) == boundaries(50, FIRST_HOP, True, [100]) == [FIRST_HOP, 0]
-
-
-def test_sizes() -> None:
-    assert boundaries(50, 140, True, [1], policy=CHUNK_BY_CHUNK) == [18, 10, 25, 25, 25, 25, 12]
-    assert boundaries(50, 140, True, [1]) == [18, 10, 25, 25, 25, 37], "the last chunk does not go alone"
-    assert boundaries(60, 100, True, [1]) == [18, 15, 10, 25, 25, 7]
-    assert boundaries(45, 100, False, [1]) == [15, 15, 28, 25, 17]
-    assert boundaries(125, 150, False, [1]) == [25, 15, 13, 25, 25, 25, 22]
-
-
-@dataclasses.dataclass
-class Listener:
-    """One session of the simulation: the language model's pace and the listener's buffer."""
-
-    prompt_tokens: int
-    total_tokens: int
-    starts_at_s: float
-    tokens_per_s: float
-    sent: int = 0
-    in_flight: bool = False
-    asked_at_s: float = 0.0
-    latency_s: float = 0.0
-    first_audio_s: float | None = None
-    audio_ends_at_s: float = 0.0
-    silent_s: float = 0.0
-
-    def progress(self, now_s: float) -> HopProgress:
-        received = min(self.total_tokens, max(0, int((now_s - self.starts_at_s) * self.tokens_per_s)))
-        buffer_s = max(0.0, self.audio_ends_at_s - now_s) if self.first_audio_s is not None else 0.0
-        return HopProgress(self.prompt_tokens, received, self.sent, received == self.total_tokens, buffer_s, self.latency_s)
-
-    def audible_tokens(self, sent: int) -> int:
-        if sent == self.total_tokens:
-            return sent
-        return max(0, sent - LOOKAHEAD_TOKENS - VOCODER_WITHHOLDS_TOKENS)
-
-    def receive(self, count: int, now_s: float) -> None:
-        seconds = (self.audible_tokens(self.sent + count) - self.audible_tokens(self.sent)) * TOKEN_S
-        if self.first_audio_s is None:
-            self.first_audio_s = self.audio_ends_at_s = now_s
-        self.silent_s += max(0.0, now_s - self.audio_ends_at_s)
-        self.audio_ends_at_s = max(now_s, self.audio_ends_at_s) + seconds
-        self.latency_s = now_s - self.asked_at_s
-        self.sent += count
-        self.in_flight = False
-
-
-def simulate(listeners: list[Listener], service_s: Callable[[list[int]], float], step_s: float = 0.005) -> None:
-    """One server that batches like the service; ``service_s`` receives the tokens computed per hop."""
-    queue: HopQueue[tuple[Listener, int]] = HopQueue()
-    turns = BatchRules(BatchPace(FIRST_TOKENS_PER_S), max_suspensions=0)
-    batch: list[tuple[Listener, int]] = []
-    now_s = done_at_s = 0.0
-    while any(listener.sent < listener.total_tokens for listener in listeners):
-        now_s += step_s
-        assert now_s < 300, "a session never ended"
-        if batch and now_s >= done_at_s:
-            for listener, count in batch:
-                listener.receive(count, now_s)
-            batch = []
-        for listener in listeners:
-            progress = listener.progress(now_s)
-            if listener.in_flight or progress.received_tokens == 0 or listener.sent == listener.total_tokens:
-                continue
-            due = POLICY.next_hop(progress)
-            if due is not None:
-                listener.in_flight, listener.asked_at_s = True, now_s
-                if listener.sent == 0:
-                    turns.arrivals.came(now_s)
-                queue.push((listener, due), is_first=listener.sent == 0, deadline_s=now_s + progress.playback_buffer_s, tokens=due)
-        if not batch and len(queue):
-            batch = [hop.item for hop in turns.next_batch(queue, now_s)]
-            seconds = service_s([computed_tokens(listener, count) for listener, count in batch])
-            turns.pace.observe(sum(count for _, count in batch), seconds)
-            done_at_s = now_s + seconds
-
-
-def computed_tokens(listener: Listener, count: int) -> int:
-    """From the last boundary whose caches are committed to the end of what is spoken."""
-    position = listener.prompt_tokens + max(0, listener.sent - LOOKAHEAD_TOKENS)
-    is_final = listener.sent + count == listener.total_tokens
-    end = listener.prompt_tokens + listener.sent + count - (0 if is_final else LOOKAHEAD_TOKENS)
-    return end - position // CHUNK_TOKENS * CHUNK_TOKENS
-
-
-def crowd(number: int, tokens_per_s: float, seed: int) -> list[Listener]:
-    """Sessions of 4 to 12 s that start within 3 s of each other."""
-    chance = random.Random(seed)
-    return [Listener(chance.randint(0, 250), chance.randint(100, 300), chance.uniform(0, 3), tokens_per_s) for _ in range(number)]
-
-
-def service_curve(number: int, load: float) -> Callable[[list[int]], float]:
-    """10 ms per call, and a cost per token at which ``number`` listeners at the pace of speech use the share ``load`` of the server."""
-    per_token_s = load * TOKEN_S / number
-    return lambda tokens: 0.01 + per_token_s * sum(tokens)
-
-
-@settings(max_examples=6, deadline=None, derandomize=True)
-@given(st.integers(10, 40), st.floats(75, 400), st.floats(0.05, 0.5), st.integers(0, 1000))
-def test_nobody_starves_as_long_as_capacity_allows(number: int, tokens_per_s: float, load: float, seed: int) -> None:
-    """Up to half load (about 0.7 with recomputed tokens and the cost of calls), no listener hears a gap."""
-    listeners = crowd(number, tokens_per_s, seed)
-    simulate(listeners, service_curve(number, load))
-    assert max(listener.silent_s for listener in listeners) == pytest.approx(0.0, abs=0.01)
-    waits = [listener.first_audio_s - listener.starts_at_s for listener in listeners if listener.first_audio_s is not None]
-    assert len(waits) == number
-    assert max(waits) < FIRST_HOP / tokens_per_s + 1.0
-
-
-def test_the_simulation_detects_an_overload() -> None:
-    listeners = crowd(20, 100.0, seed=1)
-    simulate(listeners, service_curve(20, load=1.6))
-    assert max(listener.silent_s for listener in listeners) > 0.5
 
 
 def test_a_pause_of_the_text_is_bridged_with_what_there_is() -> None:

@@ -17,8 +17,7 @@ from bistream.hops.batch_rules import FIRST_TOKENS_PER_S, LONG_BATCH_S, MAX_BATC
 from bistream.hops.policy import HopPolicy, HopProgress
 from bistream.hops.queue import BatchPace, HopQueue
 from bistream.sessions.admission import SessionStart
-from bistream.sessions.load import NOTHING, LoadControl, Need
-from bistream.sessions.needs import SessionLoad, need_of, text_bytes
+from bistream.sessions.load import NOTHING, LoadControl, Need, SessionLoad, need_of, text_bytes
 from bistream.token2wav.capacity import CapacityMeter
 from bistream.token2wav.load_report import LoadReport
 from bistream.types import GenerationOptions
@@ -41,7 +40,6 @@ class Listener:
     total_tokens: int
     tokens_per_s: float
     is_whole: bool = True
-    chunks_join: bool = False
     admitted: bool = False
     retry_after_s: float | None = None
     sent: int = 0
@@ -90,7 +88,6 @@ class Listener:
             is_resting=not self.is_whole and not has_ended,
             next_block_s=max(0.0, next_s - now_s),
             waited_s=max(0.0, now_s - first_s),
-            chunks_join=self.chunks_join,
         )
 
     def standing(self, now_s: float) -> SessionLoad:
@@ -135,13 +132,6 @@ def h200_batch_s(hops: list[tuple[Listener, int]], slowness: float = 1.0) -> flo
     return slowness * (0.0105 + 0.0009 * first + 0.0011 * chunks)
 
 
-def h200_dit_batch_s(hops: list[tuple[Listener, int]], slowness: float = 1.0) -> float:
-    """CosyVoice3: 17.2 ms for a steady hop, 219 for 64 with 10 s before each, whose keys and values are projected anew."""
-    chunks = sum(listener.computed_tokens(count) for listener, count in hops) / CHUNK_TOKENS
-    before = sum(listener.sent for listener, _ in hops) / CHUNK_TOKENS  # the voice is shared
-    return slowness * (0.0105 + 0.0013 * chunks + 0.0002 * before)
-
-
 @dataclass
 class Server:
     """slowness: of a batch that begins at a time. offered: by their start. others_first: the language model claims the GPU all the time,
@@ -152,8 +142,6 @@ class Server:
     target: float = 0.9
     pages: int = 0
     step_s: float = 0.008
-    batch_s: Callable[[list[tuple[Listener, int]], float], float] = h200_batch_s
-    policy: HopPolicy = POLICY
     others_first: bool = False
     now_s: float = 0.0
     live: list[Listener] = field(default_factory=list)
@@ -167,11 +155,10 @@ class Server:
         self.batch: list[tuple[Listener, int]] = []
         self.batch_began_s, self.batch_ends_s, self.waited_s, self.leftover = 0.0, 0.0, 0.0, False
         self.coming = sorted(self.offered, key=lambda listener: -listener.starts_at_s)
-        self.load = LoadControl(self.target, self._report, lambda: 0, self._needs, lambda: self.now_s)
+        self.load = LoadControl(self.target, self._report, self._needs, lambda: self.now_s)
 
     def _report(self) -> LoadReport:
-        opened = sum(listener.in_flight or listener.sent > 0 for listener in self.live)
-        return LoadReport(self.capacity.audio_s_per_s, opened, self.pages, 10 if self.pages else 0)
+        return LoadReport(self.capacity.audio_s_per_s, self.pages, 10 if self.pages else 0)
 
     def _needs(self) -> list[Need]:
         return [self._need(listener) for listener in self.live]
@@ -198,7 +185,7 @@ class Server:
         self.waited_s += waits_s
         self.batch = [hop.item for hop in self.turns.next_batch(self.queue, self.now_s)]
         self.batch_began_s, self.leftover = self.now_s - (self.waited_s - waits_s), len(self.queue) > 0
-        seconds = self.batch_s(self.batch, self.slowness(self.now_s))
+        seconds = h200_batch_s(self.batch, self.slowness(self.now_s))
         self.turns.pace.observe(sum(count for _, count in self.batch), seconds)
         self.batch_ends_s = self.now_s + seconds + waits_s
 
@@ -230,7 +217,7 @@ class Server:
             progress = listener.progress(self.now_s)
             if progress.received_tokens == 0 or progress.playback_buffer_s > MAX_UNREAD_S:
                 continue
-            due = self.policy.next_hop(progress)
+            due = POLICY.next_hop(progress)
             if due is not None:
                 listener.in_flight, listener.asked_at_s = True, self.now_s
                 if listener.sent == 0:

@@ -189,7 +189,6 @@ class FakeToken2Wav:
         self.reached: dict[int, threading.Event] = {}
         self.cancel_opens_gates = False
         self.load: LoadReport | None = None
-        self.foreign = 0
 
     async def hop(self, hop: Token2WavHop) -> FloatArray:
         if hop.prompt is None and not hop.token_ids and not hop.finalize:
@@ -231,9 +230,6 @@ class FakeToken2Wav:
 
     def report(self) -> LoadReport | None:
         return self.load
-
-    def others(self) -> int:
-        return self.foreign
 
     async def cancel(self, session_id: str) -> None:
         self.cancels += 1

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bistream.errors import CancelledError, EngineError, InvalidInputError
+from bistream.errors import CancelledError, InvalidInputError
 from bistream.sessions.ports import BistreamRequest
 from bistream.types import GenerationOptions
 from tests.formats import SAMPLES_PER_TOKEN
@@ -42,7 +42,7 @@ def test_the_words_of_the_source_stream_in_the_voice(house: House, length: int |
 
 @pytest.mark.parametrize("speed", [None, 2.0])
 def test_as_a_whole(house: House, speed: float | None) -> None:
-    sender = house.send(conversion(session_id=None, offline=speed is None, speed=speed))
+    sender = house.send(conversion(session_id=None, is_offline=speed is None, speed=speed))
     assert sender.wait() is None
     assert len(sender.waveform) == TOKENS * SAMPLES_PER_TOKEN // int(speed or 1)
     assert house.models.token2wav.hops == []
@@ -95,10 +95,3 @@ def test_a_cancel_while_a_recording_is_analysed(house: House, calls: int) -> Non
     assert isinstance(sender.wait(), CancelledError)
     house.wait_until(lambda: house.orchestrator.open_sessions == 0, "its place is free before the analysis ends")
     voice.gate.set()
-
-
-def test_a_failed_analysis_ends_the_session(house: House) -> None:
-    assert house.send(start_request(reference_text=None)).wait() is None
-    house.models.voice.fails = EngineError("The tokenizer failed.")
-    assert isinstance(house.send(conversion()).wait(), EngineError)
-    assert house.orchestrator.open_sessions == 0

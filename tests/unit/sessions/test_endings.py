@@ -40,7 +40,7 @@ def test_a_client_that_has_gone_is_noticed_and_everything_is_freed(house: House)
     house.wait_empty()
 
 
-@pytest.mark.parametrize("hop", range(4))
+@pytest.mark.parametrize("hop", [0, 3])
 def test_cancel_while_a_hop_is_computed(house: House, hop: int) -> None:
     gate = house.models.token2wav.gates[hop] = threading.Event()
     reached = house.models.token2wav.reached[hop] = threading.Event()
@@ -71,20 +71,6 @@ def test_the_answer_to_a_cancel_says_what_was_heard(house: House) -> None:
     gate.set()
     assert answer.endings == [None] and answer.heard is not None and answer.heard.text_position == positions[2]
     house.wait_empty()
-
-
-def test_cancel_while_a_recording_is_analysed(house: House) -> None:
-    """The place is free at once; the voice is kept all the same."""
-    house.models.voice.gate = threading.Event()
-    sender = house.send(start_request())
-    assert house.models.voice.called.wait(WAIT_S)
-    house.send(cancel_request())
-    assert isinstance(sender.wait(), CancelledError)
-    house.wait_empty()
-    assert house.models.language_model.starts == []
-    house.models.voice.gate.set()
-    assert_whole(house.send(start_request("Hello world.")), "Hello world.")
-    assert house.models.voice.calls == 1
 
 
 def test_an_analysis_that_nobody_waits_for_any_more_is_dropped(house: House) -> None:
@@ -122,16 +108,6 @@ def test_too_many_recordings_are_refused_at_once_and_known_voices_are_not() -> N
     house.orchestrator.close()
 
 
-def test_cancel_of_a_whole_utterance_ends_it_at_the_model(house: House) -> None:
-    model = house.models.token2wav
-    model.gates[0], model.reached[0], model.cancel_opens_gates = threading.Event(), threading.Event(), True
-    sender = house.send(start_request(speed=1.5))
-    assert model.reached[0].wait(WAIT_S)
-    house.send(cancel_request())
-    assert isinstance(sender.wait(), CancelledError)
-    house.wait_empty()
-
-
 def test_an_utterance_that_is_too_long_is_refused_before_it_is_rendered() -> None:
     house = House(dataclasses.replace(CONFIG, max_offline_tokens=30))
     found = house.send(start_request("Hello world, once more.", speed=1.5)).wait()
@@ -153,23 +129,6 @@ def test_a_cancel_while_the_start_is_on_its_way_follows_it(house: House) -> None
     model.wait_counted("cancels")
     house.wait_empty()
     assert model.counts["cancels"] == 1
-
-
-def test_idle_session_times_out_only_while_it_receives(house: House) -> None:
-    sender = house.send(start_request("Hello", is_end=False))
-    house.wait_receiving()
-    house.clock.now += CONFIG.session_idle_timeout_s - 1.0
-    house.orchestrator.watch()
-    house.send(append_request("a"))
-    house.wait_receiving()
-    house.clock.now += CONFIG.session_idle_timeout_s - 1.0
-    house.orchestrator.watch()
-    assert sender.endings == []
-    house.clock.now += 1.0
-    house.orchestrator.watch()
-    assert isinstance(sender.wait(), SessionTimeoutError)
-    house.wait_empty()
-    assert isinstance(house.refused(append_request("a")), SessionTimeoutError), "a late piece is told why"
 
 
 def test_places_cannot_be_hoarded_with_pieces_that_say_nothing(house: House) -> None:
@@ -201,17 +160,6 @@ def test_the_sound_of_blanks_keeps_no_place(house: House) -> None:
     assert isinstance(sender.wait(), SessionTimeoutError)
     assert house.models.token2wav.hops[-1].token_ids, "the blanks were never spoken"
     house.wait_empty()
-
-
-def test_a_session_that_speaks_or_finishes_is_not_idle(house: House) -> None:
-    gate = house.models.token2wav.gates[0] = threading.Event()
-    reached = house.models.token2wav.reached[0] = threading.Event()
-    sender = house.send(start_request("Hello world."))
-    assert reached.wait(WAIT_S)
-    house.clock.now += 100.0
-    house.orchestrator.watch()
-    gate.set()
-    assert_whole(sender, "Hello world.")
 
 
 def test_a_session_waiting_for_text_renews_its_leases(house: House) -> None:
@@ -252,17 +200,6 @@ def start_drain(house: House) -> threading.Thread:
     thread.start()
     house.wait_until(lambda: house.orchestrator._refusal is not None, "it refuses nobody")
     return thread
-
-
-def test_drain_lets_sessions_finish_and_admits_no_new_ones(house: House) -> None:
-    gate = house.models.token2wav.gates[0] = threading.Event()
-    sender = house.send(start_request("Hello world."))
-    drained = start_drain(house)
-    assert isinstance(house.refused(start_request(session_id="new")), ShuttingDownError)
-    gate.set()
-    drained.join(WAIT_S)
-    assert not drained.is_alive()
-    assert_whole(sender, "Hello world.")
 
 
 def test_running_sessions_still_accept_text_during_a_drain(house: House) -> None:
@@ -332,7 +269,7 @@ def test_a_session_with_all_its_tokens_outlives_the_language_model(house: House)
     assert_whole(sender, "Hello world.")
 
 
-@pytest.mark.parametrize("model", ["", "cosyvoice2", "cosyvoice2_bistream"])
+@pytest.mark.parametrize("model", ["", "cosyvoice2"])
 def test_sessions_that_do_not_need_the_failed_model_end_with_an_error_after_the_patience(house: House, model: str) -> None:
     sender = house.send(start_request("Hello world.", is_end=False))
     sender.wait_chunks(1)
@@ -359,7 +296,7 @@ def test_no_object_of_a_session_outlives_it(house: House, ending: str) -> None:
     request = start_request(
         b"\xff" if ending == "refused" else "Hello world.",
         is_end=ending not in ("cancelled", "gone"),
-        offline=ending == "offline",
+        is_offline=ending == "offline",
         reference_wav=REFERENCE.copy(),
     )
     recording_freed, sender_freed = threading.Event(), threading.Event()

@@ -26,26 +26,6 @@ async def nothing() -> None:
     pass
 
 
-def test_calls_are_made_in_order_in_one_thread(loop: EventLoop) -> None:
-    calls: list[tuple[int, int]] = []
-    for number in range(100):
-        assert loop.call(lambda number=number: calls.append((number, threading.get_ident())))
-    loop.run(nothing())
-    assert [number for number, _ in calls] == list(range(100)) and len({thread for _, thread in calls}) == 1
-
-
-def test_run_returns_and_raises_what_the_coroutine_does(loop: EventLoop) -> None:
-    async def three() -> int:
-        return 3
-
-    async def fail() -> None:
-        raise RuntimeError("a bug")
-
-    assert loop.run(three()) == 3
-    with pytest.raises(RuntimeError, match="a bug"):
-        loop.run(fail())
-
-
 def test_a_task_that_fails_is_logged_and_stops_nothing(loop: EventLoop, caplog: pytest.LogCaptureFixture) -> None:
     done = threading.Event()
 

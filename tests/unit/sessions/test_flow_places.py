@@ -13,8 +13,18 @@ from hypothesis import strategies as st
 
 from bistream.errors import BusyError
 from bistream.sessions.admission import SessionStart
-from bistream.sessions.load import FIRST_LENGTH_S, NOTHING, Lengths, LoadControl, Need
-from bistream.sessions.needs import LEAST_RESERVED_S, SessionLoad, need_of, reserved_speech_s, text_bytes
+from bistream.sessions.load import (
+    FIRST_LENGTH_S,
+    LEAST_RESERVED_S,
+    NOTHING,
+    Lengths,
+    LoadControl,
+    Need,
+    SessionLoad,
+    need_of,
+    reserved_speech_s,
+    text_bytes,
+)
 from bistream.token2mel.page_pool import Account, PagePool
 from bistream.token2mel.state_budget import reserved_pages
 from bistream.token2wav.load_report import LoadReport
@@ -72,7 +82,7 @@ class Server:
     def __post_init__(self) -> None:
         self.pool = PagePool(self.pages)
         report = LoadReport(capacity=1e6, pages=self.pages, reserve_pages=RESERVE)
-        self.load = LoadControl(self.target, lambda: report, lambda: 0, lambda: [self.need(one) for one in self.live], lambda: self.now_s)
+        self.load = LoadControl(self.target, lambda: report, lambda: [self.need(one) for one in self.live], lambda: self.now_s)
 
     def need(self, session: Session) -> Need:
         standing = SessionLoad(age_s=1.0, reserved_s=session.reserved_s, voice_tokens=VOICE_TOKENS)
@@ -144,28 +154,6 @@ def test_whoever_is_admitted_finds_room(happens: list[tuple[str, object]], pages
         server.pool.check_integrity()
 
 
-@pytest.mark.parametrize("is_known", [False, True])
-@pytest.mark.parametrize("target", [0.0, 0.9])
-def test_callers_with_a_recording_each_find_room(is_known: bool, target: float) -> None:
-    """Also where all recordings have the same length and transcript, and where their hashes alone are sent."""
-    server = Server(pages=480, target=target)
-    admitted = sum(server.admit(in_voice_of(text(60), number, is_known)) for number in range(200))
-    assert 480 // (RESERVE + VOICE_TOKENS // 25) <= admitted < 200
-    server.open_all()
-
-
-def test_256_callers_with_short_texts_have_room_where_full_reservations_have_not() -> None:
-    """With a reservation of ten seconds each, 14 of 256 failed when their first audio was due."""
-    assert 256 * RESERVE > H200_PAGES
-    server = Server()
-    for _ in range(4):
-        assert all(server.admit(text(80)) for _ in range(256))
-        server.open_all()
-        while server.live:
-            server.end(0)
-    assert server.load.lengths.expected_s(80) > SHORT_S
-
-
 def test_those_without_room_are_told_at_their_start_and_others_as_soon_as_there_is_room() -> None:
     """Text in pieces: nobody knows how long the speech will be, so it has the full reservation at first."""
     server = Server()
@@ -175,16 +163,6 @@ def test_those_without_room_are_told_at_their_start_and_others_as_soon_as_there_
         server.end(0, speech_s=12.0)
         assert server.admit(text(10, is_whole=False)) and not server.admit(text(10, is_whole=False))
         server.open_all()
-
-
-def test_those_with_text_in_pieces_reserve_as_much_as_most_of_them_took() -> None:
-    server = Server()
-    for _ in range(64):
-        assert server.admit(text(10, is_whole=False))
-        server.open_all()
-        server.end(0)
-    assert all(server.admit(text(10, is_whole=False)) for _ in range(H200_PAGES // 6 - 1))  # 5.6 s take six pages
-    server.open_all()
 
 
 def test_one_short_session_does_not_shrink_what_the_next_ones_reserve() -> None:

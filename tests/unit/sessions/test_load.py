@@ -11,15 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.errors import BusyError
-from bistream.sessions import needs
+from bistream.sessions import load
 from bistream.sessions.admission import SessionStart
-from bistream.sessions.load import ASSUMED_CAPACITY, LENGTH_MARGIN, MAX_RETRY_S, MIN_RETRY_S, RECOUNT_S, Lengths, LoadControl, Need
-from bistream.sessions.needs import UNKNOWN_VOICE_PAGES, SessionLoad
+from bistream.sessions.load import (
+    ASSUMED_CAPACITY,
+    LENGTH_MARGIN,
+    MAX_RETRY_S,
+    MIN_RETRY_S,
+    RECOUNT_S,
+    Lengths,
+    LoadControl,
+    Need,
+    SessionLoad,
+)
 from bistream.token2wav.load_report import LoadReport
 from bistream.types import GenerationOptions, VoicePrompt
 from tests.formats import AUDIO_FORMAT
 
-need_of = partial(needs.need_of, audio_format=AUDIO_FORMAT)
+need_of = partial(load.need_of, audio_format=AUDIO_FORMAT)
 START = SessionStart(None, b"x" * 120, True, None, "", "anna", GenerationOptions(), 1.0, False)
 SPEAKING = SessionLoad(age_s=5.0, buffer_s=2.0, made_s=4.0, received_s=6.0, voice_tokens=125)
 REPORT = LoadReport(capacity=100.0, pages=0, reserve_pages=10)
@@ -31,9 +40,8 @@ class Desk:
     def __init__(self, report: LoadReport | None, target: float = 0.9) -> None:
         self.now_s = 1000.0
         self.report = report
-        self.others = 0
         self.live: list[Need] = []
-        self.control = LoadControl(target, lambda: self.report, lambda: self.others, lambda: self.live, lambda: self.now_s)
+        self.control = LoadControl(target, lambda: self.report, lambda: self.live, lambda: self.now_s)
 
     def start(self, need: Need) -> bool:
         try:
@@ -86,12 +94,6 @@ def test_before_anything_is_known_a_capacity_is_assumed(report: LoadReport | Non
     assert desk.control.load() == 0.0
 
 
-def test_offline_sessions_neither_count_nor_are_refused() -> None:
-    desk = Desk(REPORT)
-    desk.start_many(Need(1.0))
-    assert desk.start_many(Need(0.0)) == 400
-
-
 def test_listeners_who_wait_for_this_server_keep_others_out() -> None:
     desk = Desk(REPORT)
     desk.live = [Need(1.0)] * 39 + [Need(1.0, is_late=True)]
@@ -100,15 +102,6 @@ def test_listeners_who_wait_for_this_server_keep_others_out() -> None:
     desk.live.append(Need(1.0, is_late=True))
     desk.now_s += 1.0
     assert not desk.start(Need(1.0)) and desk.start(Need(0.0))
-
-
-def test_sessions_of_another_front_model_count_while_they_are_known() -> None:
-    desk = Desk(REPORT)
-    desk.others = 75
-    desk.live = [Need(1.0)] * 5
-    assert desk.start_many(Need(1.0), offered=50) == 90 - 80
-    desk.others = 0
-    assert desk.start(Need(1.0))
 
 
 def test_pages_of_all_sessions_and_of_each_voice_once_must_exist() -> None:
@@ -203,12 +196,6 @@ def test_short_texts_say_little_about_long_ones(short_share: float) -> None:
     assert speech_s(300) < lengths.expected_s(300) < 1.2 * LENGTH_MARGIN * speech_s(300)
 
 
-def test_one_runaway_text_of_a_byte_is_no_rule() -> None:
-    lengths = Lengths()
-    lengths.ended(1, 20.0)
-    assert lengths.expected_s(100) < 2 * Lengths().expected_s(100)
-
-
 def test_what_has_ended_long_ago_is_forgotten() -> None:
     desk = Desk(REPORT)
     for _ in range(5_000):
@@ -239,19 +226,9 @@ def test_different_recordings_are_different_voices() -> None:
     assert need_of(known, replace(SPEAKING, voice_tokens=None), REPORT, Lengths()).voice_pages == 15
 
 
-def test_the_pages_of_a_voice() -> None:
-    recording = replace(START, speaker_id=None, reference_wav=np.zeros(16000 * 7, np.float32), reference_text="Seven.")
-    fresh = replace(SPEAKING, voice_tokens=None)
-    assert need_of(START, SPEAKING, REPORT, Lengths()).voice_pages == 5
-    assert need_of(START, fresh, REPORT, Lengths()).voice_pages == UNKNOWN_VOICE_PAGES
-    assert need_of(recording, fresh, REPORT, Lengths()).voice_pages == 7
-    same, other = need_of(recording, fresh, REPORT, Lengths()), need_of(replace(recording, reference_text="8"), fresh, REPORT, Lengths())
-    assert same.voice == need_of(recording, SPEAKING, REPORT, Lengths()).voice != other.voice
-
-
 def test_a_report_crosses_the_wire() -> None:
-    report = LoadReport(123.5, 7, 3000, 10, 8, chunks_join=True)
+    report = LoadReport(123.5, 3000, 10, 8, chunks_join=True)
     array = report.to_array()
-    assert array.shape == (1, 6)
+    assert array.shape == (1, 5)
     assert array.dtype == np.float32
     assert LoadReport.from_array(array) == report

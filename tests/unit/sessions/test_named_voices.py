@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -84,13 +82,3 @@ def test_a_damaged_file_is_named(model_dir: Path, tmp_path: Path) -> None:
     voices = NamedVoices(VoiceRegistry(tmp_path / "voices"), tmp_path)
     with pytest.raises(CheckpointError, match="spk2info.pt"):
         voices.load("anna")
-
-
-def test_torch_is_not_loaded_for_registered_voices(model_dir: Path, tmp_path: Path) -> None:
-    VoiceRegistry(tmp_path).save("bert", random_voice(text="Bert spoke."))
-    code = (
-        "import sys; from bistream.sessions.named_voices import NamedVoices; from bistream.voice.registry import VoiceRegistry; "
-        f"NamedVoices(VoiceRegistry({str(tmp_path)!r}), {str(model_dir)!r}).load('bert'); print('torch' in sys.modules)"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
-    assert run.stdout == "False\n"

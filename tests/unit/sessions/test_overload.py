@@ -6,9 +6,7 @@ import random
 
 import pytest
 
-from bistream.hops.policy import HopPolicy
-from tests.formats import AUDIO_FORMAT, BLOCKS
-from tests.unit.sessions.crowd import Listener, Server, h200_dit_batch_s, poisson
+from tests.unit.sessions.crowd import Listener, Server, poisson
 
 CAPACITY = 790.0
 MINUTE_TOKENS = 1500
@@ -30,48 +28,20 @@ def offer(load: float, seconds: float, seed: int = 1, **settings: object) -> Ser
     return server
 
 
-@pytest.mark.parametrize("load, others_first", [(0.5, False), (1.0, True)])
-def test_below_capacity_nobody_is_refused(load: float, others_first: bool) -> None:
+def test_below_capacity_nobody_is_refused() -> None:
     """But for a few of those who come just at the capacity while hops let a language model pass that always claims the GPU."""
-    server = offer(load, 30.0, others_first=others_first)
-    assert len(server.admitted()) >= (0.99 if others_first and load == 1.0 else 1.0) * len(server.offered)
+    server = offer(1.0, 20.0, others_first=True)
+    assert len(server.admitted()) >= 0.99 * len(server.offered)
     assert not gaps(server.admitted()) and server.first_audio_s(0.99) < 0.6
 
 
-@pytest.mark.parametrize("load, others_first", [(2.0, True), (5.0, False)])
-def test_beyond_capacity_nobody_who_was_admitted_hears_a_gap(load: float, others_first: bool) -> None:
-    server = offer(load, 40.0, others_first=others_first)
+def test_beyond_capacity_nobody_who_was_admitted_hears_a_gap() -> None:
+    server = offer(5.0, 40.0, others_first=True)
     assert not gaps(server.admitted())
     assert server.audio_s_per_s(20.0, 40.0) >= 0.8 * CAPACITY
     assert server.first_audio_s(0.99) < 0.6
     refused = [listener for listener in server.offered if not listener.admitted]
     assert refused and all(listener.retry_after_s is not None for listener in refused)
-
-
-def test_without_admission_the_same_load_is_heard() -> None:
-    assert len(gaps(offer(2.0, 40.0, target=0.0).admitted())) > 100
-
-
-def test_text_that_comes_hardly_faster_than_speech() -> None:
-    """No session can be far ahead, and hops are small: the capacity is lower, and as much of it is used."""
-    server = Server(poisson(random.Random(6), 2.0 * CAPACITY / 26, 35.0, lambda at_s: Listener(at_s, 650, 30.0, is_whole=False)))
-    server.run(35.0)
-    assert not gaps(server.admitted())
-    assert 0.75 * CAPACITY <= server.capacity.audio_s_per_s <= CAPACITY
-    assert server.audio_s_per_s(20.0, 35.0) >= 0.8 * server.capacity.audio_s_per_s
-
-
-@pytest.mark.parametrize("chunks_join", [False, True])
-def test_hops_of_several_chunks_feed_more_listeners_where_each_hop_pays_for_what_is_before_it(chunks_join: bool) -> None:
-    """CosyVoice3, text in pieces: with one chunk in each hop these listeners are more than the server can feed."""
-    chance = random.Random(1)
-    listeners = [
-        Listener(chance.uniform(0.0, 6.0), chance.randint(425, 650), 75.0, is_whole=False, chunks_join=chunks_join) for _ in range(352)
-    ]
-    server = Server(listeners, target=0.0, batch_s=h200_dit_batch_s, policy=HopPolicy(AUDIO_FORMAT, BLOCKS, max_chunks=4))
-    server.run(45.0)
-    assert all(listener.is_done for listener in listeners)
-    assert not gaps(listeners) if chunks_join else len(gaps(listeners)) > 100
 
 
 def test_a_pace_that_halves_is_known_within_seconds() -> None:
@@ -81,24 +51,6 @@ def test_a_pace_that_halves_is_known_within_seconds() -> None:
     assert len(server.admitted(26.0, 40.0)) < 0.7 * len(server.admitted(11.0, 25.0))
     assert not gaps(server.admitted(45.0), 0.05)
     assert server.audio_s_per_s(60.0, 85.0) >= 0.8 * CAPACITY / 2
-
-
-def test_a_burst_at_a_server_that_knows_its_pace() -> None:
-    server = Server([*poisson(random.Random(2), 15.0, 12.0, whole), *(Listener(12.0, 140, 100.0) for _ in range(1000))])
-    server.run(25.0)
-    assert 150 < len(server.admitted(12.0)) < 1000
-    assert not gaps(server.admitted()) and server.first_audio_s(1.0) < 0.8
-
-
-def test_a_server_slower_than_speech_serves_one_caller_after_the_other() -> None:
-    chance = random.Random(5)
-    server = Server(poisson(chance, 0.5, 200.0, lambda at_s: Listener(at_s, 140, 30.0)), slowness=lambda now_s: 300.0)
-    server.run(250.0)
-    assert server.capacity.audio_s_per_s < 1.0
-    assert sum(listener.is_done for listener in server.admitted()) >= 5
-    later = sorted(server.admitted(60.0), key=lambda listener: listener.starts_at_s)
-    ends = [listener.audio_ends_at_s - listener.made_s for listener in later if listener.is_done]
-    assert ends == sorted(ends)
 
 
 @pytest.mark.parametrize("is_whole", [True, False])

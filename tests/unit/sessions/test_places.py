@@ -54,17 +54,17 @@ def test_the_place_does_not_wait_for_the_analysis_of_a_recording(small: House, e
     assert small.models.voice.calls == 1
 
 
-def test_ten_thousand_pieces_cost_what_their_text_costs() -> None:
+def test_many_pieces_cost_what_their_text_costs() -> None:
     """Pieces that arrive while one is delivered leave together, and empty ones not at all."""
     house = House(replace(CONFIG, max_text_chars=20_000))
     model = house.models.language_model
     model.holds_start = threading.Event()
     sender = house.send(start_request("", is_end=False))
     assert model.start_sent.wait(WAIT_S)
-    text = "word " * 1000
+    text = "word " * 300
     for character in text:
         assert house.send(append_request(character)).endings == [None]
-    for _ in range(5000):
+    for _ in range(1000):
         assert house.send(append_request("")).endings == [None]
     assert len(house.run().session.outbox) == len(text)
     model.holds_start.set()

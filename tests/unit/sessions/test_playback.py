@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.sessions.playback import Playback, SpokenText
-from bistream.sessions.text_position import SpokenEffort
+from bistream.sessions.playback import Playback, SpokenEffort, SpokenText
 from bistream.types import SpeechTokens
 from tests.formats import AUDIO_FORMAT, SAMPLE_RATE, SAMPLES_PER_TOKEN
 

@@ -74,13 +74,3 @@ def test_a_source_keeps_its_samples_and_needs_speech() -> None:
     with pytest.raises(InvalidInputError, match="The recording in source_wav has no speech"):
         silent.result.result(WAIT_S)
     voices.close(WAIT_S)
-
-
-def test_a_recording_without_speech_is_refused_every_time_and_not_kept() -> None:
-    port = ListeningPort()
-    voices = Voices(CONFIG, port)
-    for _ in range(2):
-        with pytest.raises(InvalidInputError, match="has no speech in it"):
-            voices.request(replace(start(), reference_wav=SILENCE)).result.result(WAIT_S)
-    assert not port.heard
-    voices.close(WAIT_S)

@@ -14,7 +14,6 @@ import pytest
 
 from bistream.checkpoints.model_card import MODEL_CARD_FILE
 from bistream.errors import (
-    BusyError,
     CancelledError,
     InvalidInputError,
     SessionExistsError,
@@ -35,42 +34,27 @@ from tests.unit.sessions.house import CONFIG, House, assert_whole
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"target_text": b""}, "empty"),
         ({"target_text": None}, "empty"),
-        ({"target_text": b"x" * 101}, "100 characters"),
-        ({"target_text": "Zo\u00eb".encode()[:-1]}, "inside a UTF-8 character"),
-        ({"target_text": b"a\xffb"}, "UTF-8"),
         ({"session_id": "no blanks"}, "session_id"),
         ({"session_id": None, "is_end": False}, "session_id"),
         ({"reference_wav": None}, "speaker_id"),
         ({"reference_text": ""}, "leave reference_text out"),
         ({"instruct_text": "x" * 101}, "instruct_text is longer than 100"),
         ({"reference_text": " "}, "transcript"),
-        ({"reference_wav": np.zeros(0, np.float32)}, "0 samples"),
         ({"reference_wav": np.zeros(7999, np.float32)}, "0.5 s"),
         ({"reference_wav": np.zeros(16000 * 31, np.float32)}, "30 s"),
         ({"reference_wav": np.full(16000, np.nan, np.float32)}, "NaN"),
-        ({"reference_wav": np.full(16000, np.inf, np.float32)}, "infinity"),
         ({"reference_wav_len": 16001}, "reference_wav_len"),
         ({"reference_wav_len": 0}, "reference_wav_len"),
         ({"speaker_id": "anna"}, "both"),
         ({"reference_hash": "0" * 64, "reference_wav": None, "reference_text": None, "speaker_id": "anna"}, "both"),
         ({"reference_hash": "0" * 64, "reference_wav": None}, "reference_text"),
-        ({"reference_hash": "0" * 63, "reference_wav": None, "reference_text": None}, "64"),
         ({"reference_hash": "A" * 64, "reference_wav": None, "reference_text": None}, "64"),
-        ({"reference_hash": "0" * 64 + "\n", "reference_wav": None, "reference_text": None}, "64"),
-        ({"reference_hash": "speaker:anna", "reference_wav": None, "reference_text": None}, "64"),
         ({"speaker_id": "../anna", "reference_wav": None}, "speaker_id"),
         ({"options": GenerationOptions(temperature=-1.0)}, "temperature"),
-        ({"options": GenerationOptions(temperature=float("nan"))}, "temperature"),
-        ({"options": GenerationOptions(top_k=0)}, "top_k"),
-        ({"options": GenerationOptions(top_p=0.0)}, "top_p"),
-        ({"options": GenerationOptions(top_p=1.5)}, "top_p"),
-        ({"options": GenerationOptions(seed=-1)}, "seed"),
         ({"speed": 0.4}, "speed"),
-        ({"text_normalization": "fr"}, "text_normalization"),
-        ({"speed": float("inf")}, "speed"),
         ({"speed": 1.5, "is_end": False}, "speed"),
+        ({"is_offline": True, "is_end": False}, "is_offline"),
     ],
 )
 def test_a_bad_start_is_refused_at_once(house: House, changes: dict[str, Any], word: str) -> None:
@@ -117,10 +101,6 @@ def test_a_session_with_a_secret_is_unknown_to_strangers(house: House) -> None:
     assert ["finished" in error.sentence for error in late] == [True, False]
 
 
-def test_a_secret_must_be_one(house: House) -> None:
-    assert isinstance(house.refused(start_request(session_secret="no blanks")), InvalidInputError)
-
-
 def test_a_refused_piece_leaves_the_session_unchanged(house: House) -> None:
     text = "Hello world."
     sender = house.send(start_request(text[:6], is_end=False))
@@ -157,14 +137,6 @@ def test_an_id_is_free_again_after_its_client_is_gone(house: House) -> None:
     assert isinstance(first.wait(), CancelledError)
 
 
-def test_one_session_too_many_is_refused_as_busy_and_a_later_one_is_not(house: House) -> None:
-    senders = [house.send(start_request("Hello", session_id=f"s{i}", is_end=False)) for i in range(CONFIG.max_sessions)]
-    assert isinstance(house.refused(start_request(session_id="more")), BusyError)
-    house.send(append_request("!", is_end=True, session_id="s0"))
-    assert senders[0].wait() is None
-    assert house.send(start_request(session_id="more")).wait() is None, "a client that waited for the end finds the place free"
-
-
 @pytest.fixture
 def english(tmp_path: Path) -> Iterator[House]:
     """Before a checkpoint like the shipped voice."""
@@ -174,13 +146,12 @@ def english(tmp_path: Path) -> Iterator[House]:
     house.orchestrator.close()
 
 
-@pytest.mark.parametrize("offline", [False, True])  # both front models
-def test_a_checkpoint_that_takes_no_instructions_says_so(english: House, offline: bool) -> None:
-    error = english.refused(start_request(instruct_text="Speak cheerfully.", offline=offline))
+def test_a_checkpoint_that_takes_no_instructions_says_so(english: House) -> None:
+    error = english.refused(start_request(instruct_text="Speak cheerfully."))
     assert isinstance(error, InvalidInputError) and "leave instruct_text out" in error.sentence
 
 
-@pytest.mark.parametrize("nothing", ["", "  ", "None", "null", " NULL\n", "undefined"])
+@pytest.mark.parametrize("nothing", ["", " NULL\n"])
 def test_an_instruction_that_says_nothing_is_none(english: House, nothing: str) -> None:
     sender = english.send(start_request(instruct_text=nothing, is_end=False))
     assert english.send(replace(append_request(b"Again.", is_end=True), options=GenerationOptions(instruct_text=nothing))).wait() is None

@@ -26,24 +26,6 @@ def make_session(text: bytes = b"Hello", is_end: bool = False) -> CallerSession:
     return CallerSession(start, ledger, "port-id", FakeSender(), now=0.0)
 
 
-def test_the_whole_text_in_the_start_goes_to_finishing() -> None:
-    session = make_session(is_end=True)
-    session.opened(1.0)
-    assert session.state is S.FINISHING
-    session.speaking(True)
-    assert session.state is S.FINISHING
-    session.advance(S.CLOSED)
-    assert session.has_ended
-
-
-def test_text_that_ends_while_the_voice_is_prepared_is_remembered() -> None:
-    session = make_session()
-    session.add_text(b"!", True, 1.0)
-    before = session.state
-    session.opened(2.0)
-    assert (before, session.state) == (S.OPENING, S.FINISHING)
-
-
 def test_the_end_of_the_language_model_ends_the_receiving() -> None:
     session = make_session()
     session.opened(0.0)
@@ -126,20 +108,6 @@ def test_everything_is_freed_once_last_first_whatever_happens(kinds: list[str], 
     assert log[: len(kinds)] == [str(index) for index in reversed(range(len(kinds)))]
     assert log.count("never") == 0 and len(log) == len(kinds) + kinds.count("fine")
     assert not session.owns("0")
-
-
-def test_whoever_frees_second_waits_for_the_first() -> None:
-    session, log = make_session(), list[str]()
-    session.own("flow", Resource(log, "flow").free)
-
-    async def free_twice() -> None:
-        first = asyncio.create_task(session.free())
-        await asyncio.sleep(0)
-        await session.free()
-        assert log == ["flow", "flow is free"]
-        await first
-
-    asyncio.run(free_twice())
 
 
 def test_a_reply_is_finished_once_and_left_alone_afterwards() -> None:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.errors import BistreamError
 from bistream.metrics.families import OUTER_STAGES
 from bistream.metrics.session_log import LOGGER
 from bistream.sessions.session_record import SessionRecord, Timestamps
@@ -103,20 +102,6 @@ def test_stages_add_up_to_the_first_audio(times: list[float]) -> None:
         marks = Timestamps(*times)
         setattr(marks, missing, None)
         assert marks.stages() == {}
-
-
-class OddError(BistreamError):
-    code = "ODD"  # not in ``ERRORS_BY_CODE``
-
-
-def test_an_unknown_code_counts_as_internal(house: House, lines: Any) -> None:
-    house.models.token2wav.fails_at[0] = OddError("It is odd.")
-    assert isinstance(house.send(start_request(TEXT)).wait(), OddError)
-    house.wait_empty()
-    house.orchestrator._metrics.refused(OddError("It is odd."))
-    now = house.recorder
-    assert nonzero(now, "sessions_ended_total", "reason") == {"internal": 1} and lines()[0]["reason"] == "internal"
-    assert nonzero(now, "requests_refused_total", "code") == {"INTERNAL": 1}
 
 
 def test_a_session_frees_its_place_even_if_its_end_cannot_be_recorded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

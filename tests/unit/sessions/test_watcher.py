@@ -50,12 +50,3 @@ def test_every_session_has_its_turn(sessions: int, turns: int) -> None:
     for run in runs.values():
         assert run.counts["polls"] >= turns and run.counts["ticks"] == rounds and run.counts["checks"] == 1
     assert sum(run.counts["polls"] for run in runs.values()) <= MAX_POLLS * rounds
-
-
-def test_whose_client_has_gone_is_ended() -> None:
-    runs: dict[str, Any] = {"here": Watched(), "gone": Watched(gone_after=2)}
-    watcher = Watcher(runs)
-    for ends in (0, 1):
-        asyncio.run(watcher.watch(with_deadlines=False))
-        assert (runs["here"].counts["ends"], runs["gone"].counts["ends"]) == (0, ends)
-    watcher.close()

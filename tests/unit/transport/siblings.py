@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from bistream.contract.codec import ArrayInputs, Inputs
-from bistream.contract.fields import LLM_BISTREAM, TOKEN2WAV
+from bistream.contract.fields import CALLED_BISTREAM, LLM_BISTREAM, TOKEN2WAV
 from bistream.contract.refusals import parse_error
 from bistream.errors import BistreamError
 from bistream.transport.call_sockets import socket_path
@@ -20,6 +20,7 @@ from bistream.triton.inputs import TritonInputs
 from tests.unit.triton.fakes import Arrays, FakePbUtils, FakeRequest, FakeResponse, FakeSender
 
 WAIT_S = 120.0
+CONTRACTS = {contract.name: contract for contract in (LLM_BISTREAM, TOKEN2WAV, CALLED_BISTREAM)}
 
 
 class AwaitedSender(FakeSender):
@@ -44,14 +45,11 @@ class Siblings:
         self._outbox = ThreadPoolExecutor(1)
         self._sockets: list[DirectEnds] = []
         self._execute = threading.Lock()  # one request at a time, as in Triton
-        self._ends = {
-            model: BlsEnds(contract, partial(self.handle, model), self._outbox)
-            for model, contract in ((LLM_BISTREAM.name, LLM_BISTREAM), (TOKEN2WAV.name, TOKEN2WAV))
-        }
+        self._ends = {name: BlsEnds(contract, partial(self.handle, name), self._outbox) for name, contract in CONTRACTS.items()}
 
     def listen(self) -> None:
         """On sockets as well."""
-        for contract in (LLM_BISTREAM, TOKEN2WAV):
+        for contract in CONTRACTS.values():
             path = socket_path(contract.name)
             assert path is not None, "a control directory was given"
             self._sockets.append(DirectEnds(path, contract, partial(self.handle, contract.name), self._outbox))
@@ -76,13 +74,12 @@ class Siblings:
         if "channel_id" not in arrays:
             self.calls.append((model, arrays))
             return self._answer(model, arrays)
-        contract = LLM_BISTREAM if model == LLM_BISTREAM.name else TOKEN2WAV
         triton_sender = AwaitedSender()
         sender = SiblingResponseSender(self.backend, triton_sender)
         with self._execute:
             self.requests.append("calls" if "calls" in arrays else "collect")
             try:
-                inputs: Any = TritonInputs(FakeRequest(None, **arrays), contract)
+                inputs: Any = TritonInputs(FakeRequest(None, **arrays), CONTRACTS[model])
                 self._ends[model].take(inputs.value("channel_id"), inputs, sender)
             except BistreamError as error:
                 sender.fail(public_error(error))

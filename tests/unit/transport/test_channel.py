@@ -18,7 +18,7 @@ from bistream.errors import BistreamError, BusyError, EngineError, InvalidInputE
 from bistream.transport import channel_end
 from bistream.transport.bls_client import BlsClient
 from bistream.transport.channel import MAX_CALL_BYTES, Channel
-from bistream.transport.channel_end import MAX_CHANNELS, BlsEnd, BlsEnds
+from bistream.transport.channel_end import MAX_CHANNELS, BlsEnds
 from bistream.transport.envelope import Message, pack, unpack
 from bistream.transport.iterator_keeper import IteratorKeeper
 from bistream.transport.sender import Answerer, SiblingResponseSender
@@ -260,11 +260,3 @@ def test_channels_are_bounded_and_idle_ones_make_room(end: End) -> None:
     end.open[0].finish()
     answers(end.send("busy0"))
     end.post(1, channel_id="one more")
-
-
-def test_several_responses_to_one_call_are_refused() -> None:
-    with ThreadPoolExecutor(1) as outbox:
-        end, sender = BlsEnd(outbox), AwaitedSender()
-        end.begin(1).send({})
-        end.collect(SiblingResponseSender(FakePbUtils(), sender))
-        assert answers(sender)[0].error is not None

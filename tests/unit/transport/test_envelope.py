@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
-from bistream.contract.codec import scalar_array, text_array
+from bistream.contract.codec import text_array
 from bistream.errors import InvalidInputError
 from bistream.transport.envelope import Message, pack, unpack
 
@@ -67,8 +66,3 @@ def test_damage_is_refused_or_harmless(messages: list[Message], data: st.DataObj
 def test_a_head_that_nobody_packs_is_refused(head: str) -> None:
     with pytest.raises(InvalidInputError, match="envelope"):
         unpack(np.frombuffer(struct.pack("<I", len(head)) + head.encode(), np.uint8))
-
-
-def test_a_message_knows_its_size() -> None:
-    assert Message(0, {"a": np.zeros(10, np.float32), "b": scalar_array(1, np.int64)}).size == 48
-    assert json.loads(bytes(pack([])[4:])) == []

@@ -41,13 +41,3 @@ def test_a_round_trip_that_fails_proves_nothing() -> None:
     with keeper.round_trip():
         pass
     assert iterator() is None
-
-
-def test_round_trips_may_overlap() -> None:
-    keeper = IteratorKeeper()
-    first = kept(keeper)
-    with keeper.round_trip():
-        with keeper.round_trip():
-            pass
-        assert first() is not None  # only its own round trip frees it
-    assert first() is None

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.errors import BusyError, InvalidInputError
+from bistream.errors import InvalidInputError
 from bistream.transport.iterator_keeper import IteratorKeeper
 from bistream.transport.outbox import Outbox
 from bistream.transport.sender import (
@@ -22,7 +22,6 @@ from bistream.transport.sender import (
     ResponseSender,
     SiblingResponseSender,
     WaveformSender,
-    public_error,
 )
 from bistream.types import AudioChunk
 from tests.unit.triton.fakes import FakePbUtils, FakeRequest, FakeResponse, FakeSender, held
@@ -83,13 +82,6 @@ def test_many_threads_on_one_sender_make_no_illegal_call(kind: Callable[..., Res
     assert fake.finals == 1 and fake.sent[-1][1]
 
 
-def test_an_error_is_followed_by_an_empty_final_response() -> None:
-    fake = FakeSender()
-    ResponseSender(FakePbUtils(), fake).fail(ERROR)
-    assert fake.errors == ["INVALID_INPUT: Send something else. [session s1]"]
-    assert [final for _, final in fake.sent] == [False, True] and fake.sent[1][0] is None
-
-
 def test_a_sibling_model_gets_an_error_with_the_final_flag() -> None:
     fake = FakeSender()
     SiblingResponseSender(FakePbUtils(), fake, lambda error: VALUE).fail(ERROR)
@@ -126,22 +118,6 @@ def test_outputs_that_cannot_be_made_fail_the_request() -> None:
     assert fake.errors == ["ENGINE_ERROR: The server failed unexpectedly; its log has the reason. Try again."] and fake.finals == 1
 
 
-def test_cancellation_is_remembered_after_the_end() -> None:
-    fake = FakeSender()
-    sender = ResponseSender(FakePbUtils(), fake)
-    assert not sender.is_cancelled()
-    fake.cancelled = True
-    assert sender.is_cancelled()
-    sender.finish()
-    assert sender.is_cancelled() and fake.violations == []
-
-
-def test_only_our_own_errors_are_shown_to_clients() -> None:
-    shown = public_error(FileNotFoundError(2, "No such file", "/secret/path"))
-    assert "/secret" not in shown.sentence and shown.code == "ENGINE_ERROR"
-    assert public_error(ERROR) is ERROR
-
-
 def test_audio_has_the_tensors_of_each_front_model() -> None:
     chunk = AudioChunk(np.arange(3, dtype=np.float32), sequence_number=4, text_consumed=5, text_position=6)
     bistream, upstream = FakeSender(), FakeSender()
@@ -173,15 +149,6 @@ def test_unrequested_outputs_are_freed_in_python() -> None:
     sender.send(VALUE)
     sender.send_last(VALUE)
     assert fake.finals == 1 and len(fake.sent) == 2
-
-
-def test_audio_sender_ends_normally_or_with_an_error() -> None:
-    well, badly = FakeSender(), FakeSender()
-    with Outbox("test") as outbox:
-        BistreamAudioSender(ResponseSender(FakePbUtils(), well), outbox).finish(None)
-        BistreamAudioSender(ResponseSender(FakePbUtils(), badly), outbox).finish(BusyError("Later."))
-    assert well.errors == [] and well.finals == 1
-    assert badly.errors == ["BUSY: Later."] and badly.finals == 1
 
 
 def test_a_first_chunk_is_sent_before_chunks_of_those_who_hear_something() -> None:

@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bistream.contract.codec import Inputs
-from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, TOKEN2WAV, ModelContract
+from bistream.contract.codec import ArrayInputs
+from bistream.contract.fields import CALLED_BISTREAM, COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, TOKEN2WAV, ModelContract
 from bistream.errors import InvalidInputError
 from bistream.sessions.ports import BistreamRequest
 from bistream.text2token.service import LanguageModelStart
-from bistream.triton.inputs import TritonInputs, bistream_request, upstream_request, voice_prompt
-from bistream.types import GenerationOptions
+from bistream.triton.inputs import TritonInputs, bistream_request, upstream_arrays, voice_prompt
 from tests.unit.triton.fakes import FakeRequest, text
 
 
-def inputs(contract: ModelContract, **arrays: Any) -> Inputs:
+def inputs(contract: ModelContract, **arrays: Any) -> TritonInputs:
     return TritonInputs(FakeRequest(**arrays), contract)
 
 
@@ -27,43 +26,6 @@ def one(value: Any, dtype: type) -> Any:
 
 def test_absent_inputs_keep_the_defaults() -> None:
     assert bistream_request(inputs(COSYVOICE2_BISTREAM)) == BistreamRequest()
-
-
-def test_all_inputs_of_a_session_arrive() -> None:
-    wav = np.linspace(-1, 1, 8, dtype=np.float32).reshape(1, -1)
-    request = bistream_request(
-        inputs(
-            COSYVOICE2_BISTREAM,
-            target_text=text(b"\xe4\xbd"),
-            reference_wav=wav,
-            reference_wav_len=one(6, np.int32),
-            reference_text=text("said"),
-            reference_hash=text("0" * 64),
-            session_id=text("a.b:c-1"),
-            is_start=one(True, np.bool_),
-            is_end=one(False, np.bool_),
-            is_cancel=one(False, np.bool_),
-            seed=one(2**40, np.int64),
-            temperature=one(0.5, np.float32),
-            top_k=one(3, np.int32),
-            top_p=one(0.25, np.float32),
-            speed=one(1.5, np.float32),
-            instruct_text=text("softly"),
-            is_cross_lingual=one(True, np.bool_),
-            source_wav=wav[:, :4],
-            source_wav_len=one(3, np.int32),
-            text_normalization=text("zh"),
-        )
-    )
-    assert request.target_text == b"\xe4\xbd"  # not decoded: a piece may end inside a character
-    assert request.reference_wav is not None and request.reference_wav.shape == (8,)
-    assert not np.shares_memory(request.reference_wav, wav)
-    assert (request.reference_wav_len, request.reference_text, request.session_id) == (6, "said", "a.b:c-1")
-    assert (request.reference_hash, request.options.text_normalization) == ("0" * 64, "zh")
-    assert (request.is_start, request.is_end, request.is_cancel, request.speed) == (True, False, False, 1.5)
-    assert request.options == GenerationOptions(2**40, 0.5, 3, 0.25, "softly", "zh")
-    assert request.is_cross_lingual
-    assert request.source_wav is not None and (request.source_wav.shape, request.source_wav_len) == ((4,), 3)
 
 
 def test_the_secret_of_a_session_is_a_parameter() -> None:
@@ -104,18 +66,22 @@ def test_violations_of_the_contract_are_refused(arrays: dict[str, Any]) -> None:
     assert next(iter(arrays)) in refusal.value.sentence
 
 
+def called(is_offline: bool, **arrays: Any) -> BistreamRequest:
+    """What ``cosyvoice2_bistream`` reads of a request to ``cosyvoice2``."""
+    return bistream_request(ArrayInputs(upstream_arrays(inputs(COSYVOICE2, **arrays), is_offline), CALLED_BISTREAM))
+
+
 def test_upstreams_request_is_a_whole_session_of_its_own() -> None:
-    request = upstream_request(inputs(COSYVOICE2, target_text=text("Hello.")), offline=True)
-    assert request == BistreamRequest(target_text=b"Hello.", offline=True)
-    by_hash = upstream_request(inputs(COSYVOICE2, target_text=text("Hello."), reference_hash=text("0" * 64)), offline=True)
-    assert by_hash == BistreamRequest(target_text=b"Hello.", reference_hash="0" * 64, offline=True)
+    assert called(True, target_text=text("Hello.")) == BistreamRequest(target_text=b"Hello.", is_offline=True)
+    by_hash = called(False, target_text=text("Hello."), reference_hash=text("0" * 64))
+    assert by_hash == BistreamRequest(target_text=b"Hello.", reference_hash="0" * 64)
     manner = {"speaker_id": text("anna"), "instruct_text": text("softly"), "is_cross_lingual": one(True, np.bool_)}
-    named = upstream_request(inputs(COSYVOICE2, target_text=text("Hello."), **manner), offline=False)
+    named = called(False, target_text=text("Hello."), **manner)
     assert (named.speaker_id, named.options.instruct_text, named.is_cross_lingual) == ("anna", "softly", True)
-    source = upstream_request(inputs(COSYVOICE2, source_wav=np.zeros((1, 5), np.float32)), offline=True)
+    source = called(True, source_wav=np.zeros((1, 5), np.float32))
     assert source.target_text is None and source.source_wav is not None and source.source_wav.shape == (5,)
     with pytest.raises(InvalidInputError, match="target_text"):
-        upstream_request(inputs(COSYVOICE2, reference_text=text("said")), offline=False)
+        upstream_arrays(inputs(COSYVOICE2, reference_text=text("said")), is_offline=False)
 
 
 def test_a_language_model_start_needs_its_session() -> None:

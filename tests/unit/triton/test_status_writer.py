@@ -58,11 +58,6 @@ def test_any_reason_fits_and_leaves_nothing(tmp_path_factory: pytest.TempPathFac
     file.close()
 
 
-def test_a_damaged_file_is_no_status(tmp_path: Path) -> None:
-    (tmp_path / "m-1.status").write_text("what", encoding="utf-8")
-    assert read_status(tmp_path, "m", 1) is None
-
-
 def test_a_status_that_is_being_written_is_read_again(writer: StatusWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a drain would seem to be over while a front model writes how many sessions it has left."""
     whole = (tmp_path / "m-1.status").read_text(encoding="ascii")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-import pytest
-
-from bistream.triton.startup import NICENESS, yield_cores, yield_gpu
+from bistream.triton.startup import NICENESS, yield_cores
 
 
 def priority() -> tuple[int, int]:
@@ -32,13 +30,3 @@ def test_the_thread_and_those_that_it_starts_yield() -> None:
     thread.join()
     assert found == [(min(19, before[0] + NICENESS), os.SCHED_BATCH)] * 2
     assert priority() == before
-
-
-def test_a_priority_on_the_gpu_that_somebody_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_MPS_CLIENT_PRIORITY", raising=False)
-    monkeypatch.setattr(os, "environ", os.environ.copy())
-    yield_gpu()
-    assert os.environ["CUDA_MPS_CLIENT_PRIORITY"] == "1"
-    os.environ["CUDA_MPS_CLIENT_PRIORITY"] = "0"
-    yield_gpu()
-    assert os.environ["CUDA_MPS_CLIENT_PRIORITY"] == "0"

@@ -117,30 +117,26 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{/* JSON of model -> parameter -> value: maxSessions and voices, then settings. */}}
 {{- define "bistream.settings" -}}
 {{- $own := dict }}
-{{- range $model := list "cosyvoice2" "cosyvoice2_bistream" "llm_bistream" "token2wav" }}
+{{- range $model := list "cosyvoice2_bistream" "llm_bistream" "token2wav" }}
 {{- $_ := set $own $model (dict "max_sessions" $.Values.maxSessions) }}
 {{- end }}
 {{- if .Values.voices.claimName }}
-{{- range $model := list "cosyvoice2" "cosyvoice2_bistream" "token2wav" }}
+{{- range $model := list "cosyvoice2_bistream" "token2wav" }}
 {{- $_ := set (get $own $model) "voices_dir" "/voices" }}
 {{- end }}
 {{- end }}
 {{- mergeOverwrite $own (deepCopy .Values.settings) | toJson }}
 {{- end }}
 
-{{/* MiB of /dev/shm, as bistream/keeper/host_limits.py computes it: the recordings of all sessions of both front models at once, float32
+{{/* MiB of /dev/shm, as bistream/keeper/host_limits.py computes it: the recordings of all sessions at once, float32
      samples at 16 kHz, and 6 MiB for each model process. */}}
 {{- define "bistream.sharedMemory" -}}
 {{- if .Values.sharedMemory.sizeLimit }}{{ .Values.sharedMemory.sizeLimit }}{{ else }}
 {{- $settings := include "bistream.settings" . | fromJson }}
-{{- $sessions := 0.0 }}{{ $seconds := 0.0 }}
-{{- range $model := list "cosyvoice2" "cosyvoice2_bistream" }}
-{{- $parameters := get $settings $model }}
-{{- $sessions = addf $sessions (float64 $parameters.max_sessions) }}
-{{- $seconds = maxf $seconds (float64 (default 30 $parameters.max_reference_s)) }}
-{{- end }}
-{{- $processes := add 5 (int64 (float64 (default 1 (get $settings "cosyvoice2").bls_instance_num))) }}
-{{- $recordings := divf (mulf $sessions $seconds 64000.0) 1048576.0 | ceil }}
+{{- $parameters := get $settings "cosyvoice2_bistream" }}
+{{- $seconds := float64 (default 30 $parameters.max_reference_s) }}
+{{- $processes := add 5 (int64 (float64 (default 1 (default (dict) (get $settings "cosyvoice2")).bls_instance_num))) }}
+{{- $recordings := divf (mulf (float64 $parameters.max_sessions) $seconds 64000.0) 1048576.0 | ceil }}
 {{- add (int64 $recordings) (mul 6 $processes) }}Mi
 {{- end }}
 {{- end }}
