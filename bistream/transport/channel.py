@@ -20,10 +20,10 @@ from bistream.contract.codec import Arrays, text_array
 from bistream.contract.fields import ModelContract
 from bistream.errors import BistreamError, EngineError
 from bistream.transport.bls_client import BlsClient
+from bistream.transport.call_channel import Answers, CallChannel, failed
 from bistream.transport.call_sockets import socket_path
 from bistream.transport.direct_channel import DirectChannel
 from bistream.transport.envelope import Message, pack, unpack
-from bistream.triton.call_channel import Answers, CallChannel, failed
 
 logger = logging.getLogger(__name__)
 

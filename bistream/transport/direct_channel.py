@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bistream.errors import BistreamError, EngineError
+from bistream.transport.call_channel import Answers, CallChannel, failed
 from bistream.transport.call_sockets import BUFFER_BYTES, Frames, frame
 from bistream.transport.envelope import Message
-from bistream.triton.call_channel import Answers, CallChannel, failed
 
 logger = logging.getLogger(__name__)
 

@@ -75,14 +75,13 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
         frozenset(names.split()) for names in ("config files model_card", "sizes", "reader", "listing", "download", "released model_dir")
     ),
     "transport": tuple(
-        map(
-            frozenset,
-            (
-                ("envelope", "iterator_keeper", "outbox"),
-                ("call_sockets", "sender", "bls_client"),
-                ("channel", "channel_end", "direct_channel"),
-                ("direct_end", "sibling_ports"),
-            ),
+        frozenset(names.split())
+        for names in (
+            "envelope iterator_keeper outbox",
+            "call_sockets call_channel sender bls_client",
+            "channel_end direct_channel",
+            "channel direct_end",
+            "sibling_ports",
         )
     ),
     "metrics": tuple(frozenset(names.split()) for names in ("families session_log stage_times", "recorder")),
