@@ -13,7 +13,7 @@ from bistream.errors import BusyError
 from gateway.conversation import Conversation
 from gateway.keys import Keys
 from gateway.settings import GateLimits
-from tests.unit.gateway.fakes import House, run, settle
+from tests.unit.gateway.fakes import House, settle
 from tests.unit.gateway.marks import long
 from tests.unit.gateway.requests import OFFLINE, append, cancel, request, start
 
@@ -260,7 +260,7 @@ def live(with_keys: bool, steps: list[tuple[Any, ...]]) -> None:
             world.check()
         await world.end()
 
-    run(test)
+    asyncio.run(test())
 
 
 OTHERS_APPEND = [("start", 0, "a", "x", False), ("append", 1, "a", "x", False), ("close", 0)]
