@@ -187,12 +187,6 @@ class TestCorrected:
         assert run.layout.finish_reason is FinishReason.LENGTH
         assert run.layout.num_speech == MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * 7
 
-    def test_speech_of_prompt_text_alone_does_not_count_towards_the_limit(self, space: TokenSpace) -> None:
-        run = bistream([[1, 2]], prompt_text=list(range(40)), space=space)
-        assert [turn.limits.max_new_ids for turn in run.turns] == [15] * 8 + [40]
-        mixed = bistream([[1, 2]], prompt_text=list(range(38)), space=space)
-        assert [turn.limits.max_new_ids for turn in mixed.turns] == [15] * 8 + [40 - 15]
-
     def test_only_speech_fill_and_in_the_final_phase_eos_are_possible(self, space: TokenSpace) -> None:
         run = bistream([list(range(7))], space=space)
         block, final = run.turns
@@ -200,10 +194,6 @@ class TestCorrected:
         assert set(space.specials) - final.limits.forbidden == {space.eos}
         assert (block.limits.max_new_ids, block.limits.record_on_length) == (15, space.fill)
         assert final.limits.record_on_length is None
-
-    def test_a_text_of_whole_blocks_ends_with_task_alone(self, space: TokenSpace) -> None:
-        run = bistream([list(range(10))], space=space)
-        assert [turn.append_ids for turn in run.turns] == [(space.sos, 0, 1, 2, 3, 4), (5, 6, 7, 8, 9), (space.task,)]
 
     def test_a_prompt_of_whole_blocks_waits_for_text(self, space: TokenSpace) -> None:
         """Training never has more than 15 speech tokens in a block; upstream decodes 15 more there (next class)."""
@@ -222,12 +212,6 @@ class TestCorrected:
         run = bistream([text], choose, list(range(10)), prompt_speech, max_ids=max_ids, space=space)
         assert run.layout.done
         assert len(run.sequence) <= max_ids
-
-    def test_running_out_of_positions_is_an_end_by_length(self, space: TokenSpace) -> None:
-        run = bistream([list(range(10))], max_ids=1 + 5 + 10, space=space)
-        assert run.layout.finish_reason is FinishReason.LENGTH
-        assert len(run.sequence) == 16
-        assert run.turns[-1].limits.record_on_length is None  # not a fill
 
     @pytest.mark.parametrize(("end", "reason"), [(TurnEnd.CANCELLED, FinishReason.CANCELLED), (TurnEnd.ERROR, FinishReason.ERROR)])
     def test_an_end_by_the_engine_ends_the_session(self, space: TokenSpace, end: TurnEnd, reason: FinishReason) -> None:
@@ -264,20 +248,6 @@ class TestCorrected:
             used.append(layout.num_text_used)
             layout.turn_ended([], TurnResult(TurnEnd.STOP, stop_id=space.fill))
         assert used == [2, 7]
-
-
-class TestReference:
-    """Token for token in tests/parity."""
-
-    @given(text=TEXT, prompt_speech=PROMPT_SPEECH, choose=CHOOSE)
-    @settings(max_examples=20, deadline=None)
-    def test_sessions_of_the_reference_end_within_their_positions(self, text: list[int], prompt_speech: list[int], choose: Choose) -> None:
-        try:
-            run = bistream(cut(text, range(0, 60, 3)), choose, [1] * 12, prompt_speech, mode="reference", max_ids=500)
-        except EngineError:
-            return  # an id that upstream raises for
-        assert run.layout.done
-        assert len(run.sequence) <= 500
 
 
 @of_every_family

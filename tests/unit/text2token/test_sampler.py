@@ -82,12 +82,6 @@ def test_draw_never_returns_an_entry_of_weight_zero(weights: list[float], unifor
     assert tensor[0, index] > 0
 
 
-def test_draw_inverts_the_cumulative_sum() -> None:
-    weights = torch.tensor([[1.0, 0.0, 2.0, 1.0]])
-    drawn = [int(draw(weights, torch.tensor([uniform]))) for uniform in (0.0, 0.24, 0.25, 0.5, 0.74, 0.75, 0.99)]
-    assert drawn == [0, 0, 2, 2, 2, 3, 3]
-
-
 def test_nucleus_by_sum_before_and_by_count() -> None:
     log_probs = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().repeat(4, 1)
     top_p, top_k = torch.tensor([0.35, 0.71, 1.0, 0.05]), torch.tensor([25, 25, 2, 25])
@@ -137,16 +131,6 @@ def test_a_repeated_id_is_redrawn_from_all_others() -> None:
     assert len(set(drawn)) > 6, "the redraw takes from everything, not from the nucleus of one"
 
 
-def test_threshold_of_the_repetition_rule() -> None:
-    """tau_r 0.3 of a window of 4: ceil(1.2) = 2 occurrences are needed."""
-    state = make_state(SamplingSpec(win_size=4, tau_r=0.3))
-    assert int(state.min_repeats[0]) == 2
-    for head_row in (7, 1, 2, 7, 3):
-        state.record(torch.tensor([0]), torch.tensor([head_row]), torch.tensor([False]))
-    counts = [int(state.window_counts(torch.tensor([0]), torch.tensor([head_row]))) for head_row in (7, 1, 3, 9)]
-    assert counts == [1, 1, 1, 0], "the oldest of five is outside a window of four"
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 19), max_size=40), st.integers(0, 8))
 def test_window_counts_match_a_plain_list(decided: list[int], win_size: int) -> None:
@@ -184,16 +168,6 @@ def test_record_ends_turns_on_the_device() -> None:
     assert all(torch.equal(*pair) for pair in zip(before, (state.history, state.num_decided, state.last_id, state.num_new), strict=True))
     assert [state.decided(slot) for slot in range(4)] == [[5, FILL], [EOS], [6, 8, FILL], []]
     assert state.last_id[[0, 2]].tolist() == [SPACE.speech_offset + 5, SPACE.speech_offset + 8]
-
-
-def test_history_and_draws_continue_in_the_next_turn_and_restart_with_a_new_session() -> None:
-    state = make_state(SamplingSpec(seed=1), limits=TurnLimits(1))
-    state.record(torch.tensor([0]), torch.tensor([5]), torch.tensor([False]))
-    state.start_turns([TurnStart(0, TurnLimits(3), 3, None)])
-    assert state.decided(0) == [5] and int(state.num_new[0]) == 0 and bool(state.running[0])
-    begin(state, SamplingSpec(seed=2), limits=TurnLimits(1))
-    assert state.decided(0) == [] and int(state.key[0]) == seed_key(2)
-    assert int(state.window_counts(torch.tensor([0]), torch.tensor([5]))) == 0, "nothing of the previous session is visible"
 
 
 def test_draws_do_not_depend_on_how_the_session_is_cut_into_turns() -> None:

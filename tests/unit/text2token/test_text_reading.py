@@ -118,16 +118,6 @@ def test_reading_changes_no_id() -> None:
     assert said[0] == said[1]
 
 
-def test_a_sequence_without_text_is_nowhere() -> None:
-    model = tiny.tiny_model()
-    engine, sink = engine_of(model, (0, 0)), Sink()
-    engine.open("s", SamplingSpec(), 100).turn([model.space.sos], TurnLimits(3, forbidden=frozenset(model.space.specials)), sink)
-    while engine.step():
-        pass
-    engine.close()
-    assert len(sink.ids) == 3 and not sink.left
-
-
 @pytest.mark.parametrize(
     ("value", "own", "expected"), [("auto", None, None), ("auto", (1, 0), (1, 0)), ("none", (1, 0), None), ("0,3", (1, 0), (0, 3))]
 )

@@ -55,20 +55,6 @@ def test_a_turn_never_exceeds_its_limits(
         break
 
 
-def test_a_forbidden_stop_is_asked_again_once_masked_and_then_as_before() -> None:
-    turn = rules(TurnLimits(15, forbidden=frozenset({SPACE.eos}), forbidden_early=frozenset({SPACE.fill}), min_new_ids=5))
-    assert turn.next_request() == Request(15)
-    assert turn.accept([SPEECH, SPEECH + 1, SPACE.eos]) == ([SPEECH, SPEECH + 1], SPACE.eos)
-    assert turn.ended(SPACE.eos) is None
-    assert turn.next_request() == Request(1, frozenset({SPACE.eos, SPACE.fill}))
-    assert turn.accept([SPEECH]) == ([SPEECH], None)
-    assert turn.ended(None) is None
-    assert turn.next_request() == Request(12)
-    assert turn.accept([SPEECH, SPEECH, SPACE.fill]) == ([SPEECH, SPEECH], SPACE.fill)
-    assert turn.ended(SPACE.fill) == TurnResult(TurnEnd.STOP, SPACE.fill)
-    assert turn.num_rejected == 1
-
-
 def test_the_session_s_room_counts() -> None:
     turn = rules(TurnLimits(1 << 30), max_new_ids=3)
     assert turn.next_request() == Request(3)
