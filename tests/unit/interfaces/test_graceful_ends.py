@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.interfaces.machine import Player
@@ -101,7 +101,6 @@ def happen(one: Player) -> bool:
 
 
 @pytest.mark.parametrize("name", sorted(VENDORS))
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_graceful_ends_never_lose_what_was_flushed(name: str, data: st.DataObject) -> None:
     vendor = VENDORS[name]
