@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from bistream.contract.checks import check_session_id
 from interfaces.core.trace import Trace, trace_of
 from tests.unit.client.fake_server import Reader
-from tests.unit.interfaces.rig import ReadyServer, reading, running
-from tests.unit.interfaces.test_gone_clients import wait_in_loop
+from tests.unit.interfaces.rig import ReadyServer, running
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
@@ -70,18 +69,3 @@ def test_the_server_gets_the_id_and_the_traceparent_and_the_log_has_both(caplog:
         assert "secret" not in record.getMessage()
     finally:
         server.stop()
-
-
-def test_metrics_show_the_servers_and_the_first_audio() -> None:
-    with reading() as server, running(server.address) as front:
-        body = json.dumps({"model": "tts-1", "voice": "anna", "input": "Hello.", "response_format": "pcm"}).encode()
-        with urllib.request.urlopen(f"{front.http}/v1/audio/speech", body, timeout=240) as answer:
-            assert answer.read()
-        wait_in_loop(front, lambda: front.service.open_speeches == front.service.servers.all[0].open_sessions == 0)
-        with urllib.request.urlopen(f"{front.http}/metrics", timeout=240) as answer:
-            page = answer.read().decode()
-    values = dict(re.findall(r"^(bistream_interfaces_\S+) (\S+)$", page, re.MULTILINE))
-    assert values["bistream_interfaces_first_audio_s_count"] == values['bistream_interfaces_first_audio_s_bucket{le="+Inf"}'] == "1"
-    assert values['bistream_interfaces_server_ready{server="0"}'] == "1" and values["bistream_interfaces_draining"] == "0"
-    assert values['bistream_interfaces_server_load{server="0"}'] == values['bistream_interfaces_server_sessions{server="0"}'] == "0"
-    assert server.address not in page

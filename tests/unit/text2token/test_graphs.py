@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from torch.nn.attention import flex_attention as flex
 
 from bistream.checkpoints.config import LanguageModelConfig
-from bistream.contract.checks import MAX_TOP_K
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.graphs import layer
 from bistream.text2token.graphs.attention import BLOCK_SIZE, AttentionOptions, BlockLists, attend, list_blocks
 from bistream.text2token.graphs.runner import GraphStepRunner, bucket_sizes
-from bistream.text2token.graphs.step import CANDIDATES
 from bistream.text2token.graphs.weights import fold_weights
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sequence import Segment, SlotReset, StepPlan, TurnStart
@@ -211,17 +209,6 @@ def test_nan_stays_in_its_session(plain_attention: None, monkeypatch: pytest.Mon
     while again.step():
         pass
     assert sink.ids == sinks[1].ids[:3]
-
-
-def test_a_larger_top_k_sorts_more_candidates_from_then_on(plain_attention: None, caplog: pytest.LogCaptureFixture) -> None:
-    runner = make_runner()
-    assert runner.step.state.top_k_in_use == CANDIDATES
-    wide = min(128, SPACE.speech_token_size + 3)
-    with caplog.at_level("INFO"):
-        for top_k, expected in ((CANDIDATES, 32), (33, wide), (40, wide), (MAX_TOP_K, wide)):
-            runner.run(plan_of(Segment(0, 0, (5,), True), starts=(start_of(0, (1,), top_k=top_k),)))()
-            assert runner.step.state.top_k_in_use == expected
-    assert len(caplog.records) == 1, "once, whatever comes"
 
 
 @given(st.integers(1, 2000))

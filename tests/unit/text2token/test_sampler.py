@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.errors import InvalidInputError
@@ -24,7 +24,7 @@ from bistream.text2token.sampler import (
 from bistream.text2token.sequence import INACTIVE, NOT_FINITE, SlotReset, TurnStart
 
 SPACE = TokenSpace(text_vocab_size=30, speech_token_size=20)
-EOS, SECOND, FILL = 20, 21, 22  # head rows
+EOS, FILL = 20, 22  # head rows
 CPU = torch.device("cpu")
 SAMPLER = RepetitionAwareSampler(history_size=8)
 
@@ -90,7 +90,6 @@ def test_nucleus_by_sum_before_and_by_count() -> None:
     assert head_rows[1].tolist() == [0, 1, 2, 3]
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 7))
 def test_a_row_does_not_depend_on_its_batch(seed: int, rows: int) -> None:
     """Slots, settings and histories of others change nothing, nor does a wider sort for another session's larger top_k."""
@@ -103,16 +102,6 @@ def test_a_row_does_not_depend_on_its_batch(seed: int, rows: int) -> None:
         assert chosen[0] == single[0]
         state.record(torch.arange(rows), chosen, torch.zeros(rows, dtype=torch.bool))
         alone.record(torch.tensor([0]), single, torch.zeros(1, dtype=torch.bool))
-
-
-def test_zero_temperature_is_argmax_without_the_repetition_rule() -> None:
-    state = make_state(SamplingSpec(temperature=0.0))
-    slots, logits = torch.tensor([0]), scores(1)
-    for _ in range(5):
-        log_probs, bad = state.masked_log_probs(logits, slots)
-        chosen = SAMPLER.choose(log_probs, state, slots)
-        assert int(chosen) == int(logits.argmax())
-        state.record(slots, chosen, bad)
 
 
 def test_a_repeated_id_is_redrawn_from_all_others() -> None:
@@ -131,7 +120,6 @@ def test_a_repeated_id_is_redrawn_from_all_others() -> None:
     assert len(set(drawn)) > 6, "the redraw takes from everything, not from the nucleus of one"
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 19), max_size=40), st.integers(0, 8))
 def test_window_counts_match_a_plain_list(decided: list[int], win_size: int) -> None:
     state = make_state(SamplingSpec(win_size=win_size), limits=TurnLimits(1000))
@@ -207,12 +195,3 @@ def test_settings_out_of_range_are_refused(name: str, value: float) -> None:
     spec = dataclasses.replace(SamplingSpec(win_size=8), **change)
     with pytest.raises(InvalidInputError, match=name):
         check_spec(spec, SAMPLER.history_size, "session")
-
-
-@pytest.mark.parametrize("temperature", [1e-30, 1e-4, 10.0])
-def test_extreme_temperatures_give_a_possible_id(temperature: float) -> None:
-    state = make_state(
-        SamplingSpec(temperature=temperature, top_p=1.0, top_k=23), limits=TurnLimits(5, forbidden=frozenset(SPACE.specials))
-    )
-    log_probs, _ = state.masked_log_probs(scores(5) * 20, torch.tensor([0]))
-    assert log_probs[0, int(SAMPLER.choose(log_probs, state, torch.tensor([0])))] > -torch.inf

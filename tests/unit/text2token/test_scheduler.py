@@ -128,25 +128,6 @@ def test_appended_text_cannot_starve_new_prompts() -> None:
     assert late.ids
 
 
-def test_partial_block_is_copied_when_it_pays() -> None:
-    scheduler = make(block_size=8)
-    first, _ = start(scheduler, "a", 14)
-    step(scheduler)
-    scheduler.close(first)
-    second = scheduler.open("b", SamplingSpec(), 30)
-    scheduler.begin_turn(second, [*range(14), 70, 71], TurnLimits(5), RecordingSink())
-    plan = step(scheduler)
-    assert plan.copies == ((first_block(plan, scheduler), second.blocks[1]),)
-    assert plan.segments[0].position == 14 and plan.segments[0].ids == (70, 71)
-
-
-def first_block(plan: StepPlan, scheduler: Scheduler) -> int:
-    """The source of the only copy must be a cached block, not an owned one."""
-    source = plan.copies[0][0]
-    assert all(source not in sequence.blocks for sequence in scheduler.sequences.values())
-    return source
-
-
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError):
         EngineSettings(max_sessions=1, max_rows=3, kv_cache_tokens=64)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.checkpoints.config import CheckpointConfig, LanguageModelConfig
@@ -192,7 +192,6 @@ class TestSpeaking:
         bench.check_free()
 
     @given(cuts=st.lists(st.integers(0, 60), max_size=12), pumps=st.lists(st.integers(0, 30), min_size=12, max_size=12))
-    @settings(max_examples=20, deadline=None)
     def test_speech_depends_on_the_text_alone(self, tokenizer: TextTokenizer, cuts: list[int], pumps: list[int]) -> None:
         text = (TEXT + "\u4eca\u5929\u5929\u6c14\u5f88\u597d\u3002").encode()
         whole = Bench(tokenizer)
@@ -568,7 +567,6 @@ class TestEnds:
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=20, deadline=None)
 def test_every_accepted_session_ends_exactly_once(tokenizer: TextTokenizer, seed: int) -> None:
     """Random starts, pieces, cancels, timeouts and steps."""
     rng = random.Random(seed)

@@ -155,34 +155,6 @@ def test_scores_are_bit_identical_in_any_batch() -> None:
         assert not differing
 
 
-def test_cancel_or_close_at_every_step_leaves_the_pools_whole() -> None:
-    engine = make(max_rows=8)
-    beside_alone = talk(make(), "beside", SamplingSpec(seed=4), [[1, 2, 3]], max_new=30)[0]
-    steps = 0
-    for index in range(25):
-        action = ("cancel", "close")[index % 2]
-        session = engine.open("a", GREEDY, 100)
-        beside = engine.open("beside", SamplingSpec(seed=4), 100)
-        first = begin(session, range(20, 40), 4)
-        company = begin(beside, [1, 2, 3], 30)
-        second = None
-        for _ in range(index):
-            steps += engine.step()
-            if first.result is not None and second is None:
-                second = begin(session, [5, 6, 7], 8)
-        running = (second or first).result is None
-        getattr(session, action)()
-        engine.check_integrity()
-        drain(engine)
-        result = (second or first).result
-        assert result == TurnResult(TurnEnd.CANCELLED if running else TurnEnd.LENGTH)
-        assert company.ids == beside_alone
-        session.close()
-        beside.close()
-        engine.check_integrity()
-    assert engine.stats().kv_tokens_used == 0 and steps > 200
-
-
 def test_nan_fails_its_session_only_and_leaves_no_trace() -> None:
     """NaN in one session's keys: it ends with an error, the others continue as if alone, and its blocks serve later sessions."""
     engine = make(kv_cache_tokens=256)

@@ -87,3 +87,9 @@ def test_embedding_of_another_size(tiny_model_dir: Path, tmp_path: Path) -> None
     onnx.save(speaker_encoder_model(weights, np.ones((8, 100), dtype=np.float32)), str(tmp_path / SPEAKER_ENCODER_FILE))
     with pytest.raises(CheckpointError, match="100 values, not 192"):
         SpeakerEncoder.from_model_dir(tmp_path, device="cpu").embedding(noise(16_000))
+
+
+def test_swapped_files(tiny_model_dir: Path, tmp_path: Path) -> None:
+    shutil.copy(tiny_model_dir / SPEECH_TOKENIZER_FILE, tmp_path / SPEAKER_ENCODER_FILE)
+    with pytest.raises(CheckpointError, match=f"{SPEAKER_ENCODER_FILE} has 2 inputs, not 1"):
+        SpeakerEncoder.from_model_dir(tmp_path)

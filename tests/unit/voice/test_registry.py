@@ -131,3 +131,8 @@ def test_a_fingerprint_that_is_none_is_damage(tmp_path: Path) -> None:
     header_path.write_text(json.dumps(header | {"made_with": {"a": 1}}), encoding="utf-8")
     with pytest.raises(CheckpointError, match="damaged"):
         registry.load("anna")
+
+
+def test_a_voice_without_fingerprint_is_spoken(tmp_path: Path) -> None:
+    VoiceRegistry(tmp_path).save("anna", random_voice())
+    assert_same_voice(VoiceRegistry(tmp_path, Fingerprint({"a": "1"})).load("anna"), random_voice())

@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,12 +17,12 @@ from bistream.metrics import families
 from bistream.metrics.recorder import Recorder
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.factory import make_engine
-from bistream.text2token.tensorrt_llm.engine import STALL_S, TensorRtLlmEngine
-from bistream.text2token.tensorrt_llm.library import FORBIDDEN_BIAS, SINGLE_PROCESS, load_llmapi, make_llm
+from bistream.text2token.tensorrt_llm.engine import STALL_S
+from bistream.text2token.tensorrt_llm.library import FORBIDDEN_BIAS, SINGLE_PROCESS, load_llmapi
 from tests.fakes import RecordingSink
 from tests.recorded import sample
-from tests.unit.text2token.tensorrt_llm.bench import MERGED, SIZES, FakeClock, PortBench
-from tests.unit.text2token.tensorrt_llm.fake_llmapi import Choose, FakeLibrary
+from tests.unit.text2token.tensorrt_llm.bench import MERGED, PortBench
+from tests.unit.text2token.tensorrt_llm.fake_llmapi import Choose
 from tests.unit.text2token.tiny import SPACE
 
 GREEDY = SamplingSpec(temperature=0.0)
@@ -196,15 +195,6 @@ def test_one_silent_request_ends_its_session_alone(bench: PortBench) -> None:
 def look(bench: PortBench) -> None:
     bench.engine._loop.call_soon_threadsafe(bench.engine._look_for_stalls)
     bench.settle()
-
-
-def test_a_shutdown_that_fails_does_not_keep_the_engine_alive(caplog: pytest.LogCaptureFixture) -> None:
-    library = FakeLibrary(MERGED, speech_only)
-    llm = make_llm(library, "merged", "auto", SIZES)
-    llm.shutdown = lambda: 1 // 0
-    engine = TensorRtLlmEngine(library, llm, MERGED, replace(SIZES, max_sessions=2), retention_s=1.0, clock=FakeClock())
-    engine.close()
-    assert "could not be shut down" in caplog.text
 
 
 @pytest.fixture

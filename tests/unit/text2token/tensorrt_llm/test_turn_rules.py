@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.text2token.engine import TurnEnd, TurnLimits, TurnResult
@@ -20,7 +20,6 @@ def rules(limits: TurnLimits, max_new_ids: int | None = None) -> TurnRules:
     return TurnRules(SPACE, limits, limits.max_new_ids if max_new_ids is None else max_new_ids)
 
 
-@settings(deadline=None)
 @given(
     max_new=st.integers(1, 30),
     least=st.integers(0, 12),
