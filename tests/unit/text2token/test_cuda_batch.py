@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.text2token.cuda.batch import NUM_FIELDS, NUM_START_NUMBERS, RowField, StartField, bucket_sizes, write_rows, write_starts
@@ -28,6 +28,7 @@ SEGMENTS = st.lists(
 )
 
 
+@settings(max_examples=20, deadline=None)
 @given(SEGMENTS, st.integers(0, 5))
 def test_rows_are_the_segments_in_order_then_padding(segments: list[Segment], padding: int) -> None:
     count = sum(segment.num_rows for segment in segments)
@@ -52,6 +53,7 @@ def test_rows_are_the_segments_in_order_then_padding(segments: list[Segment], pa
     assert [positions[row] for row in order] == sorted(positions, reverse=True), "the longest context does not come first"
 
 
+@settings(max_examples=20, deadline=None)
 @given(
     st.builds(TurnLimits, st.integers(1, 10**6), st.integers(0, 50), SPECIALS, SPECIALS, st.none() | st.just(SPACE.fill)),
     st.builds(
