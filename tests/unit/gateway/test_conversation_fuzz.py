@@ -267,7 +267,6 @@ OTHERS_APPEND = [("start", 0, "a", "x", False), ("append", 1, "a", "x", False), 
 IN_FLIGHT = [("start", 0, "a", "x", False), ("take", 0, 2, 0), ("audio", 0, 1.0, False), ("close", 0)]
 
 
-@settings(max_examples=40, deadline=None)
 @example(True, OTHERS_APPEND)
 @example(False, IN_FLIGHT)
 @given(st.booleans(), st.lists(STEPS, min_size=5, max_size=40))

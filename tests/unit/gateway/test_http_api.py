@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
@@ -255,7 +255,6 @@ OBJECTS = st.dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(
     st.binary(max_size=200)
     | st.builds(lambda inputs, more: json.dumps({**more, "inputs": inputs}).encode(), st.lists(OBJECTS, max_size=3), OBJECTS)
@@ -269,7 +268,6 @@ def test_any_body_is_a_request_or_refused(body: bytes) -> None:
         assert "target_text" in infer.request.tensors
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=40))
 def test_samples_survive_json_exactly(samples: list[float]) -> None:
     infer = read_infer(OFFLINE, "", json.dumps({"inputs": [TEXT]}).encode(), None, GateLimits())

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.conversation import Conversation
@@ -73,7 +73,6 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(STEPS, st.booleans(), st.integers(1, 3_000))
 def test_triton_reads_whole_messages_in_their_order_whoever_vanishes(steps: list[tuple[str, int, int]], leaves: bool, room: int) -> None:
     """The last room is ample: then everything has come, and where the home has left, the cancel after it and the proper end."""
