@@ -17,6 +17,7 @@ from interfaces.core.errors import SlowReaderError
 from interfaces.core.servers import Servers
 from interfaces.core.service import SpeechService
 from interfaces.core.speech import Audio, Flushed, Speech
+from interfaces.core.values import Values
 from interfaces.core.voices import VoiceStore
 from interfaces.settings import InterfaceLimits
 from tests.unit.client.fake_server import FakeServer, Received, Stream
@@ -196,6 +197,15 @@ async def test_limits_of_a_key_of_an_address_and_of_a_text(server: FakeServer) -
         await first.append("6")
     await asyncio.gather(first.close(), second.close(), third.close())
     await service.open("anna", CALLER).close()
+
+
+async def test_values_are_checked_before_a_place_is_taken(server: FakeServer) -> None:
+    service = service_for(server.address)
+    wrong: list[Values] = [{"speed": 9.0}, {"instruct_text": "half \ud83d"}]
+    for values in wrong:
+        with pytest.raises(InvalidInputError):
+            service.open("anna", CALLER, values)
+    assert service.open_speeches == 0 and service.counts.refused == len(wrong)
 
 
 async def test_an_instruction_holds_for_every_session_of_the_utterance(server: FakeServer) -> None:
