@@ -195,3 +195,19 @@ def test_settings_out_of_range_are_refused(name: str, value: float) -> None:
     spec = dataclasses.replace(SamplingSpec(win_size=8), **change)
     with pytest.raises(InvalidInputError, match=name):
         check_spec(spec, SAMPLER.history_size, "session")
+
+
+def test_draw_inverts_the_cumulative_sum() -> None:
+    weights = torch.tensor([[1.0, 0.0, 2.0, 1.0]])
+    drawn = [int(draw(weights, torch.tensor([uniform]))) for uniform in (0.0, 0.24, 0.25, 0.5, 0.74, 0.75, 0.99)]
+    assert drawn == [0, 0, 2, 2, 2, 3, 3]
+
+
+def test_threshold_of_the_repetition_rule() -> None:
+    """tau_r 0.3 of a window of 4: ceil(1.2) = 2 occurrences are needed."""
+    state = make_state(SamplingSpec(win_size=4, tau_r=0.3))
+    assert int(state.min_repeats[0]) == 2
+    for head_row in (7, 1, 2, 7, 3):
+        state.record(torch.tensor([0]), torch.tensor([head_row]), torch.tensor([False]))
+    counts = [int(state.window_counts(torch.tensor([0]), torch.tensor([head_row]))) for head_row in (7, 1, 3, 9)]
+    assert counts == [1, 1, 1, 0], "the oldest of five is outside a window of four"
