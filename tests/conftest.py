@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -26,6 +28,22 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 pytest_plugins = ["tests.triton.recording"]  # has options, which pytest wants at the root of the tests
+
+HANG_S = 240.0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs in a loop of its own: of asyncio, or as ``run_coroutine`` of its module does it."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    coroutine = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters})
+    run = getattr(pyfuncitem.module, "run_coroutine", None)
+    if run is None:
+        asyncio.run(asyncio.wait_for(coroutine, HANG_S))
+    else:
+        run(coroutine)
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -45,14 +45,3 @@ def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr(doctor, "run", lambda options: signal.raise_signal(signal.SIGINT))
     assert main(["doctor", "models/any"]) == 130
     assert capsys.readouterr().err == "error: interrupted\n"
-
-
-def test_a_fault_of_the_standard_output_is_not_one_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``bistream doctor | head`` must not say that its ``--output`` cannot be written."""
-
-    def run(options: object) -> None:
-        raise BrokenPipeError
-
-    monkeypatch.setattr(doctor, "run", run)
-    with pytest.raises(BrokenPipeError):
-        doctor.main(["models/any"])

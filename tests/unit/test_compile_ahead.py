@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -147,17 +147,6 @@ def test_what_was_compiled_is_found_at_the_launch(ahead: ModuleType, kernels: Mo
     assert compiled(tmp_path) == found
 
 
-@pytest.mark.parametrize("content", ["", "[1]", '{"a": 1}', "nul", "\0"])
-def test_a_damaged_marker_is_none(ahead: ModuleType, kernels: ModuleType, tmp_path: Path, content: str) -> None:
-    counted = []
-    for _ in range(2):
-        ahead.compile_ahead("flow", lambda: counted.append(kernels.first[(8,)](1)), {})
-    (marker,) = (tmp_path / "cache").glob("*.compiled")
-    marker.write_text(content, encoding="utf-8")
-    ahead.compile_ahead("flow", lambda: counted.append(kernels.first[(8,)](1)), {})
-    assert len(counted) == 2
-
-
 def test_a_second_start_with_the_same_facts_launches_nothing(ahead: ModuleType, kernels: ModuleType, tmp_path: Path) -> None:
     counted = []
 
@@ -218,32 +207,6 @@ def test_a_worker_that_dies_loses_its_kernel_alone(ahead: ModuleType, kernels: M
         "dies: no process was left for it",
         *["first: no process was left for it"] * 2,
     ]
-
-
-def test_workers_that_have_ended_before_they_are_asked_are_told_of(ahead: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(target: Sequence[str]) -> subprocess.Popen[str]:
-        process = subprocess.Popen(["true"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
-        process.wait()
-        return process
-
-    monkeypatch.setattr(ahead, "_start_worker", start)
-    wanted = [ahead.Wanted("some_kernels", name, "1") for name in ("first", "second")]
-    assert sorted(ahead.compile_all(wanted, ["cuda", "90", "32"], workers=1)) == [
-        "first: [Errno 32] Broken pipe",
-        "second: no process was left for it",
-    ]
-
-
-def test_without_a_place_for_the_marker_or_a_driver(
-    ahead: ModuleType, kernels: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "a file").touch()
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "a file"))
-    ahead.compile_ahead("flow", lambda: None, {})
-    assert "cannot be written" in caplog.text
-    sys.modules["triton"].runtime.driver.set_active(None)
-    ahead.compile_ahead("flow", lambda: None, {})
-    assert "flow: its kernels are compiled one after the other (AttributeError" in caplog.text
 
 
 def test_a_launch_that_fails_leaves_the_hook_as_it_was(ahead: ModuleType) -> None:

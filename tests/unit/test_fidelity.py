@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 from bistream.checkpoints.reader import load_state_dict, read_config
 from bistream.commands import doctor
 from bistream.config import RuntimeConfig
-from bistream.gpu.fidelity import Ranges, RoundedConvolutions, ratio_db
+from bistream.gpu.fidelity import Ranges, ratio_db
 from bistream.text2token import fidelity as language_model
 from bistream.text2token import step_runners
 from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.token2wav import fidelity as token2wav
-from bistream.token2wav import speech_stages
-from bistream.token2wav.renderer import sizes_of
 
 LAYER = "llm.model.model.layers.0"
 
@@ -76,13 +74,6 @@ def test_the_ratio_is_that_of_the_energies(ratio: int, size: int) -> None:
     assert ratio_db(exact, exact + error) == pytest.approx(ratio, abs=0.01)
 
 
-def test_the_ends_of_the_ratio() -> None:
-    exact = torch.ones(3)
-    assert ratio_db(exact, exact) == math.inf
-    assert ratio_db(exact, torch.tensor([1.0, math.nan, 1.0])) == -math.inf
-    assert ratio_db(exact, torch.tensor([1.0, math.inf, 1.0])) == -math.inf
-
-
 def test_the_largest_product_is_named() -> None:
     network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     with torch.no_grad(), Ranges(network.named_parameters()) as ranges:
@@ -92,15 +83,6 @@ def test_the_largest_product_is_named() -> None:
             layer.bias.zero_()
         network(torch.ones(1, 2))
     assert (ranges.largest, ranges.place) == (1e4, "1.weight")
-
-
-def test_convolutions_are_rounded_as_a_network_in_16_bit_rounds_them() -> None:
-    signal, weight = torch.randn(1, 4, 30, generator=torch.Generator().manual_seed(0)), torch.ones(4, 4, 3)
-    with RoundedConvolutions(torch.bfloat16, []):
-        found = torch.nn.functional.conv1d(signal, weight)
-    assert torch.equal(found, torch.nn.functional.conv1d(signal.bfloat16().float(), weight).bfloat16().float())
-    with RoundedConvolutions(torch.bfloat16, [weight]):
-        assert torch.equal(torch.nn.functional.conv1d(signal, weight), torch.conv1d(signal, weight))
 
 
 @pytest.mark.usefixtures("float16_by_itself")
@@ -149,14 +131,6 @@ def test_flow_and_vocoder_are_chosen_one_by_one(
     assert tuple(of_stage.dtype for of_stage in chosen) == dtypes
 
 
-def test_the_stages_are_made_with_what_was_chosen(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", dtype="bfloat16", max_sessions=1)
-    checkpoint = read_config(tiny_model_dir)
-    assert speech_stages.SpeechStages.load(config, checkpoint, sizes_of(checkpoint)).flow.dtype == torch.bfloat16
-    monkeypatch.setattr(speech_stages, "within_bounds", lambda config, checkpoint: (replace(config, dtype="float32"), config))
-    assert speech_stages.SpeechStages.load(config, checkpoint, sizes_of(checkpoint)).flow.dtype == torch.float32
-
-
 def test_on_a_cpu_nothing_is_measured(model_dir: Path) -> None:
     config = RuntimeConfig(model_dir=str(model_dir), device="cpu")
     checkpoint = read_config(model_dir)
@@ -192,8 +166,3 @@ def test_the_doctor_names_a_weight_that_is_not_finite(name: str, model_dir: Path
     assert doctor.main([str(model_dir)]) == 1
     error = capsys.readouterr().err
     assert f"error: {name}: key" in error and "NaN or infinity" in error
-
-
-def test_the_doctor_refuses_what_is_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.main([str(tmp_path / "absent")]) == 1
-    assert capsys.readouterr().err.count("\n") == 1

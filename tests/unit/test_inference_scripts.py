@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from pathlib import Path
@@ -13,12 +12,9 @@ import pytest
 import soundfile
 
 from bistream.errors import InvalidInputError
-from bistream.local import VoiceChoice
-from bistream.text.tokenizer import TextTokenizer
 from bistream.token2mel.state_budget import AUTO_SESSION_S
 from scripts import _chunk_strategy, offline_inference, streaming_inference
 from scripts._dataset import read_manifest
-from scripts._inference import Utterance
 from tests.formats import CHUNK_TOKENS
 from tests.sounds import speech_like
 
@@ -127,28 +123,6 @@ def test_a_bad_line_of_a_manifest_is_named(line: str, words: str, tmp_path: Path
     (tmp_path / "meta.lst").write_text(line, encoding="utf-8")
     with pytest.raises(InvalidInputError, match=words):
         read_manifest(tmp_path / "meta.lst")
-
-
-@pytest.mark.parametrize("main", [offline_inference.main, streaming_inference.main])
-def test_a_failed_start_is_exit_code_2(main: object, tmp_path: Path, manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert callable(main)
-    assert main(["--model-dir", str(tmp_path), "--text", "Hi.", "--output-dir", str(tmp_path / "out")]) == 2
-    assert "voice is missing" in capsys.readouterr().err
-    assert main(["--model-dir", str(tmp_path), "--manifest", str(manifest), "--output-dir", str(tmp_path / "out")]) == 2
-    assert "model directory" in capsys.readouterr().err
-
-
-def test_offline_prepares_the_text_unless_told_not_to(tiny_model_dir: Path) -> None:
-    sentence = "There are 3 cats here and each of them has a name of its own that nobody outside this house has ever heard of before today."
-    utterance = Utterance("a", f"{sentence} {sentence}", VoiceChoice(speaker_id="anna"))
-    tokenizer = TextTokenizer.from_model_dir(tiny_model_dir)
-    prepared = offline_inference.text_pieces(utterance, argparse.Namespace(text_front_end=True, text_normalization="off"), tokenizer)
-    assert prepared == [sentence.replace("3", "three"), f" {sentence.replace('3', 'three')}"]
-    assert offline_inference.text_pieces(utterance, argparse.Namespace(text_front_end=False), tokenizer) == [utterance.text]
-    decimal = Utterance("b", "共1.5元。", VoiceChoice(speaker_id="anna"))
-    assert offline_inference.text_pieces(decimal, argparse.Namespace(text_front_end=True, text_normalization="auto"), tokenizer) == [
-        "共一点五元。"
-    ]
 
 
 def test_a_strategy_has_room_for_the_whole_of_a_long_utterance(

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from bistream.config import RuntimeConfig
-from bistream.errors import CheckpointError, InvalidInputError, UnknownSpeakerError
-from bistream.local import LocalPipeline, LocalToken2Wav, VoiceChoice
-from bistream.metrics.stage_times import StageTimes
+from bistream.errors import InvalidInputError, UnknownSpeakerError
+from bistream.local import LocalPipeline, VoiceChoice
 from bistream.types import AudioChunk, GenerationOptions
 from tests.formats import SAMPLES_PER_TOKEN
 from tests.sounds import speech_like
@@ -93,12 +89,6 @@ def test_a_text_of_many_sequences_is_one_stream_and_numbers_are_words(tiny_model
     assert stats.sessions == 0
 
 
-def test_a_whole_text_streams_in_one_request(pipeline: LocalPipeline) -> None:
-    chunks = list(pipeline.stream(PIECES, tone(), is_whole=True))
-    assert len(chunks) > 1
-    assert chunks[-1].text_consumed == len(TEXT)
-
-
 def test_audio_comes_before_the_text_has_ended(pipeline: LocalPipeline) -> None:
     heard = threading.Event()
 
@@ -134,16 +124,6 @@ def test_an_exception_of_the_pieces_reaches_the_listener(pipeline: LocalPipeline
         list(pipeline.stream(pieces(), tone()))
 
 
-def test_a_damaged_file_leaves_no_thread_behind(tiny_model_dir: Path, tmp_path: Path) -> None:
-    damaged = tmp_path / "damaged"
-    shutil.copytree(tiny_model_dir, damaged)
-    (damaged / "hift.pt").write_bytes((damaged / "hift.pt").read_bytes()[:1000])
-    threads = set(threading.enumerate())
-    with pytest.raises(CheckpointError, match="hift.pt"):
-        LocalPipeline(RuntimeConfig(model_dir=str(damaged), device="cpu", num_threads=1, kv_cache_tokens=16384, flow_state_mb=64))
-    assert set(threading.enumerate()) <= threads
-
-
 def test_refusals_are_raised(pipeline: LocalPipeline) -> None:
     with pytest.raises(InvalidInputError):
         pipeline.synthesize("", tone())
@@ -151,28 +131,6 @@ def test_refusals_are_raised(pipeline: LocalPipeline) -> None:
         list(pipeline.stream(["Hello"], VoiceChoice()))
     with pytest.raises(UnknownSpeakerError):
         pipeline.synthesize("Hello", VoiceChoice(speaker_id="nobody"))
-
-
-def test_a_preset_of_the_model_speaks_both_ways(tiny_model_dir: Path, tmp_path: Path) -> None:
-    """A speaker of whom only the embedding is known, with an instruction."""
-    model_dir = tmp_path / "model"
-    shutil.copytree(tiny_model_dir, model_dir)
-    embedding = torch.load(model_dir / "spk2info.pt", weights_only=True)["001"]["embedding"]
-    torch.save({"fixed": {"embedding": embedding}}, model_dir / "spk2info.pt")
-    voice = VoiceChoice(speaker_id="fixed")
-    softly = GenerationOptions(instruct_text="Softly.")
-    config = RuntimeConfig(model_dir=str(model_dir), device="cpu", num_threads=1, max_sessions=2, kv_cache_tokens=8192, flow_state_mb=256)
-    with LocalPipeline(config) as pipeline:
-        whole, chunks = pipeline.synthesize("Hi.", voice, softly), list(pipeline.stream(["H", "i."], voice, softly))
-    assert chunks[-1].text_consumed == len("Hi.")
-    assert whole.std() > 0.01 and audio(chunks).std() > 0.01
-
-
-def test_its_flow_has_state_for_the_longest_session(tiny_model_dir: Path) -> None:
-    config = RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", num_threads=1, max_sessions=2)
-    with closing(LocalToken2Wav(config, StageTimes())) as token2wav:
-        report = token2wav.report()
-    assert report is not None and report.pages >= config.flow_context_s
 
 
 def test_without_its_transcript_a_recording_speaks_cross_lingually(pipeline: LocalPipeline) -> None:

@@ -108,22 +108,6 @@ def test_the_merged_checkpoint_is_that_of_the_model_directory(
     assert not (tmp_path / "repo-1").exists()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorrt_llm") is not None, reason="tensorrt_llm is installed")
-@pytest.mark.parametrize("arguments", [("--profile", "tensorrt_llm"), ("--set", "engine=tensorrt_llm")])
-def test_an_engine_that_is_not_installed_is_refused_in_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
-) -> None:
-    assert made(tmp_path / "repo", *arguments) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("make_model_repo.py: Engine tensorrt_llm needs the Python package") and error.count("\n") == 1
-    assert not (tmp_path / "repo").exists()
-
-
-def test_tensorrt_llm_takes_room_for_closed_sessions_too() -> None:
-    values = model_values(model_names(), {"model_dir": "/m", "kv_cache_tokens": "5000"}, "tensorrt_llm")
-    assert values["token2wav"]["shared_kv_cache_tokens"] == "10000"
-
-
 @pytest.mark.parametrize(
     ("settings", "tokens"),
     [
@@ -137,10 +121,6 @@ def test_tensorrt_llm_takes_room_for_closed_sessions_too() -> None:
 def test_flow_state_leaves_memory_to_a_language_model_on_the_same_device(settings: dict[str, str], tokens: str) -> None:
     values = model_values(model_names(), {"model_dir": "/m", **settings}, "torch")
     assert values["token2wav"]["shared_kv_cache_tokens"] == tokens
-
-
-def test_flow_state_has_a_device_without_language_model_to_itself() -> None:
-    assert model_values(["token2wav"], {"model_dir": "/m"}, "torch")["token2wav"]["shared_kv_cache_tokens"] == "0"
 
 
 def test_making_again_starts_from_scratch(tmp_path: Path) -> None:
@@ -182,11 +162,6 @@ def test_wrong_settings_are_refused_and_the_old_repository_stays(
     assert named in capsys.readouterr().err
     assert {name: (out / name).read_bytes() for name in files(out)} == before
     assert [path.name for path in tmp_path.iterdir()] == ["repo"]
-
-
-def test_the_model_directory_is_required() -> None:
-    with pytest.raises(RepositoryError, match="--model-dir"):
-        model_values(model_names(), {}, "torch")
 
 
 def test_a_failure_in_the_middle_leaves_the_old_repository(tmp_path: Path) -> None:

@@ -68,36 +68,6 @@ def stages(tmp_path: Path) -> Stages:
     return Stages(tmp_path)
 
 
-def test_without_a_directory_the_checkpoint_is_downloaded(stages: Stages) -> None:
-    _, (call,), _ = stages.run("0", "0", FAMILY="cosyvoice3", MODEL_HUB="modelscope")
-    assert "download_checkpoint.py" in call and f"{stages.build}/Fun-CosyVoice3-0.5B-2512" in call and "modelscope" in call
-    assert any("requirements/hub.txt" in call for call in stages.installed()), "the hubs' libraries are installed when they are needed"
-
-
-def test_a_directory_that_is_there_is_checked_and_nothing_is_installed(stages: Stages, tmp_path: Path) -> None:
-    model = stages.make(tmp_path / "model")
-    status, calls, _ = stages.run("0", "0", MODEL_DIR=str(model))
-    assert (status, calls) == (0, [f"scripts/download_checkpoint.py --check {model}"])
-    assert not any("hub.txt" in call for call in stages.installed())
-
-
-@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="of hosts without NVIDIA's driver")
-@pytest.mark.parametrize(("is_there", "pip_has_it", "uv_has_it", "tries"), [(0, 1, 1, 0), (1, 0, 1, 1), (1, 1, 0, 3), (1, 1, 1, 4)])
-def test_the_cpu_build_of_pytorch_comes_before_the_one_with_cuda(
-    stages: Stages, is_there: int, pip_has_it: int, uv_has_it: int, tries: int
-) -> None:
-    answers = {"TORCH_IS_THERE": str(is_there), "PIP_HAS_CPU_BUILD": str(pip_has_it), "UV_HAS_CPU_BUILD": str(uv_has_it)}
-    assert stages.run("setup", **answers)[0] == 0
-    found = [call for call in stages.installed() if "torch==" in call or "uv.txt" in call]
-    order = (r"torch==[\d.]+\+cpu$", r"requirements/uv\.txt$", r"--torch-backend cpu torch==[\d.]+$", r"torch==[\d.]+$")
-    assert len(found) == tries and all(re.search(pattern, call) for pattern, call in zip(order, found, strict=False))
-
-
-def test_a_version_of_pytorch_that_is_named_is_taken_as_it_is(stages: Stages) -> None:
-    stages.run("setup", TORCH_REQUIREMENT="/wheels/torch.whl", TORCH_IS_THERE="1")
-    assert stages.installed()[0].endswith("/wheels/torch.whl")
-
-
 def test_default_is_the_download_else_the_trained_voice_else_random_weights(stages: Stages, tmp_path: Path) -> None:
     def model_dir(**variables: str) -> str:
         status, calls, error = stages.run("2", "2", **variables)
@@ -112,16 +82,6 @@ def test_default_is_the_download_else_the_trained_voice_else_random_weights(stag
     assert model_dir() == str(download)
     assert model_dir(MODEL_DIR=str(voice)) == str(voice)
     assert model_dir(FAMILY="cosyvoice3") == f"{stages.build}/tiny_cosyvoice3", "the voice is a CosyVoice2"
-
-
-def test_tensorrt_llm_serves_what_stage_1_has_converted_and_tested(stages: Stages) -> None:
-    assert stages.run("1", "1") == (0, [], ""), "the torch engine needs no conversion"
-    assert "bash run.sh 1 1" in stages.run("2", "2", PROFILE="tensorrt_llm")[2]
-    status, calls, _ = stages.run("1", "2", PROFILE="tensorrt_llm", FAMILY="cosyvoice3")
-    assert status == 0
-    convert, test, make = calls[1:]
-    merged = f"{stages.build}/cosyvoice3_llm"
-    assert f"--out {merged}" in convert and f"--engine-dir {merged}" in test and f"engine_dir={merged}" in make
 
 
 @pytest.mark.parametrize(
@@ -141,14 +101,6 @@ def test_a_step_that_fails_ends_everything(stages: Stages) -> None:
     for words in (("serve",), ("2", "3")):
         status, calls, _ = stages.run(*words, SETTINGS="fail-here")
         assert status != 0 and "fail-here" in calls[-1] and not any("serve.py" in call for call in calls)
-
-
-@pytest.mark.parametrize("mode", ["streaming", "offline"])
-def test_the_mode_reaches_the_repository_and_the_request(mode: str, stages: Stages) -> None:
-    _, calls, _ = stages.run("2", "2", mode)
-    assert ("cosyvoice2.decoupled_mode=False" in calls[-1]) == (mode == "offline")
-    status, (call,), _ = stages.run("4", "4", mode)
-    assert status == 0 and ("bistream say-http " in call) == (mode == "offline")
 
 
 @pytest.mark.parametrize(
@@ -182,8 +134,3 @@ def test_what_follows_a_name_reaches_its_program(stages: Stages, tmp_path: Path)
     assert last("voices", "list") == f"-m bistream voices list --voices-dir {tmp_path}/voices"
     assert f"--model-dir {tmp_path}/model" in last("voices", "add", "anna")
     assert f"voices_dir={tmp_path}/voices" in last("2", "2"), "the server finds what is added"
-
-
-def test_judging_needs_a_trained_voice(stages: Stages) -> None:
-    status, calls, error = stages.run("judge")
-    assert status != 0 and not calls and "has no trained voice; train one (training/README.md), or set MODEL_DIR" in error

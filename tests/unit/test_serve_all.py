@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.serve_all import UNLIMITED, main, member, parse_arguments
+from scripts.serve_all import member, parse_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120.0
@@ -89,12 +89,6 @@ def test_a_first_start_that_fails_ends_both_with_one_sentence(arguments: list[st
     assert running.said.splitlines()[-1] == f"serve_all.py: {name} ended with exit code 1: {name}: It cannot be."
 
 
-def test_each_has_the_arguments_of_its_side() -> None:
-    server, interfaces = parse_arguments(["--grpc-port", "1", "--interfaces", "--port", "2", "--recording", "a", "b", "c d"])
-    assert server == [*UNLIMITED, "--grpc-port", "1"], "all callers have the interfaces' address and key"
-    assert interfaces == ["--server=localhost:1", "--port", "2", "--recording", "a", "b", "c d"]
-
-
 def test_certificate_and_keys_hold_for_both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "--tls-certificate",
@@ -118,12 +112,6 @@ def test_certificate_and_keys_hold_for_both(monkeypatch: pytest.MonkeyPatch, cap
         "--keys-file=own",
         "--server=a:1",
     ]
-
-
-def test_wrong_usage_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--grpc-port", "1"])
-    assert ended.value.code == 2 and "--interfaces is missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", [True, False])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -12,14 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.make_model_repo import model_names, model_values
 from scripts.serve import make_parser
 from scripts.serve_from_environment import (
-    PROFILE,
     Plan,
     VariableError,
     main,
-    make_repository,
     read_plan,
     serve_variables,
     template_variables,
@@ -40,11 +36,6 @@ def test_a_setting_of_one_model_a_shared_one_and_an_option() -> None:
     )
     assert found.settings == {"model_dir": str(ROOT), "llm_bistream.max_sessions": "128", "voices_dir": "/voices"}
     assert found.serve_words == ["--direct", "--mps=off", "--sessions-per-key=64"]
-
-
-def test_the_setting_reaches_its_model_alone() -> None:
-    values = model_values(model_names(), plan(LLM_BISTREAM__MAX_SESSIONS="128").settings, "torch")
-    assert values["llm_bistream"]["max_sessions"] == "128" != values["cosyvoice2_bistream"]["max_sessions"]
 
 
 def test_every_option_of_serve_and_of_the_gate_has_a_variable() -> None:
@@ -82,11 +73,6 @@ def test_no_unknown_name_is_ignored(name: str) -> None:
         plan(**{name: "1"})
 
 
-def test_variables_of_others_and_empty_ones_count_for_nothing() -> None:
-    others = {"BISTREAM_SERVICE_HOST": "10.0.0.1", "BISTREAM_PORT_8001_TCP": "tcp://10.0.0.1:8001", "BISTREAM_API_KEY": "k", "PATH": "/bin"}
-    assert read_plan({**HERE, **others, "BISTREAM__MAX_SESSIONS": "", "BISTREAM__NOTHING": ""}) == read_plan(HERE)
-
-
 @pytest.mark.parametrize(
     ("variables", "sentence"),
     [
@@ -102,48 +88,12 @@ def test_a_wrong_value_is_one_sentence(variables: dict[str, str], sentence: str)
     assert str(error.value) == sentence
 
 
-@pytest.mark.parametrize(
-    ("variables", "sentence"),
-    [
-        ({"PROFILE": "jax"}, "PROFILE is 'jax'; it is one of tensorrt_llm, torch."),
-        ({"MODEL_DIR": ""}, "MODEL_DIR is not set; it is the folder of CosyVoice2-0.5B or Fun-CosyVoice3-0.5B-2512."),
-        ({"MODEL_DIR": "/nowhere"}, "MODEL_DIR is /nowhere, where there is no folder; mount the checkpoint there."),
-    ],
-)
-def test_so_is_a_wrong_value_of_the_names_that_run_sh_has(variables: dict[str, str], sentence: str) -> None:
-    with pytest.raises(VariableError) as error:
-        read_plan({**HERE, **variables})
-    assert str(error.value) == sentence
-
-
-def test_the_repository_is_rendered_where_the_variable_says(tmp_path: Path) -> None:
-    settings = {"BISTREAM__TOKEN2WAV__NUM_THREADS": "3", "BISTREAM__COSYVOICE2__DECOUPLED_MODE": "False"}
-    make_repository(read_plan({**HERE, **settings, "MODEL_REPO": str(tmp_path / "repo"), "PROFILE": "torch"}))
-    assert '"num_threads" value { string_value: "3" }' in (tmp_path / "repo/token2wav/config.pbtxt").read_text(encoding="utf-8")
-    assert "decoupled: False" in (tmp_path / "repo/cosyvoice2/config.pbtxt").read_text(encoding="utf-8")
-
-
 def test_what_no_server_could_serve_is_refused_before_one_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("scripts.serve_from_environment.os.environ", {"MODEL_DIR": str(tmp_path), "MODEL_REPO": str(tmp_path / "repo")})
     assert main([]) == 1
     assert f"{tmp_path}" in capsys.readouterr().err and not (tmp_path / "repo").exists()
-
-
-@pytest.mark.skipif(importlib.util.find_spec("tensorrt_llm") is not None, reason="TensorRT-LLM is installed")
-def test_an_engine_that_is_not_installed_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    variables = {"MODEL_DIR": str(tmp_path), "MODEL_REPO": str(tmp_path / "repo"), "PROFILE": "tensorrt_llm"}
-    monkeypatch.setattr("scripts.serve_from_environment.os.environ", variables)
-    assert main([]) == 1
-    assert "tensorrt_llm" in capsys.readouterr().err
-
-
-def test_the_names_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--names"]) == 0
-    assert set(capsys.readouterr().out.split()) == {*ALL, "MODEL_DIR", "MODEL_REPO", PROFILE}
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import socket
 from pathlib import Path
 
 import pytest
-import yaml
 
 from bistream.keeper.gpu_sharing import DEVICES_VARIABLE
 from bistream.keeper.host import ServerError
@@ -17,11 +15,9 @@ from scripts.serve import make_parser
 from scripts.serve import parse_arguments as parse_serve_arguments
 from scripts.serve_gpus import (
     check_ports,
-    find_envoy,
     gpus_of_servers,
     main,
     parse_arguments,
-    proxy_settings,
     server_address,
     server_command,
     server_member,
@@ -40,13 +36,6 @@ def test_every_server_has_ports_of_its_own_and_all_options(tmp_path: Path) -> No
         assert (parsed.sessions_per_key, parsed.drain_timeout_s, parsed.behind_proxy) == (5, 60.0, True)
         ports += [parsed.grpc_port, parsed.http_port, parsed.health_port, parsed.metrics_port]
     assert len(set(ports)) == 12
-
-
-@pytest.mark.parametrize(("words", "folder"), [([], "models"), (["--log-folder", "logs"], "logs")])
-def test_every_server_has_a_log_of_its_own(words: list[str], folder: str, tmp_path: Path) -> None:
-    options = parse_arguments(["--servers", "2", "--model-repository", "models/repo", *words])
-    logs = [make_parser().parse_args(server_command(options, number, tmp_path / "ready")[2:]).log_file for number in range(2)]
-    assert logs == [Path(folder).absolute() / f"server-{number}.log" for number in range(2)]
 
 
 def test_one_server_sees_all_gpus_and_may_have_its_own_health_port_and_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -114,13 +103,6 @@ def test_the_edge_of_one_server_has_the_public_side_and_its_server_the_rest(tmp_
     assert (server.keys_file, server.drain_timeout_s, server.no_golden, server.tls_certificate) == (Path("keys"), 60.0, True, None)
 
 
-def test_free_ports_of_the_edge_are_all_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_SERVER", "somewhere/tritonserver")
-    options = edge_options("--free-ports")
-    chosen = {options.grpc_port, options.http_port, options.admin_port}
-    assert len(chosen) == 3 and not chosen & {8000, 8001, 9901} and options.server_options == []
-
-
 @pytest.mark.parametrize("words", [["--direct"], ["--", "echo"]])
 def test_the_edge_needs_a_gate_and_goes_on_until_it_is_ended(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
@@ -134,29 +116,8 @@ def test_without_a_gpu_somebody_must_say_how_many_servers(monkeypatch: pytest.Mo
     assert capsys.readouterr().err.startswith("serve_gpus.py: No GPU is visible to this process; give --servers N")
 
 
-def test_the_configuration_can_be_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv(DEVICES_VARIABLE, "GPU-a,GPU-b,GPU-c")
-    assert main(["--print-envoy", "--grpc-address", "0.0.0.0"]) == 0
-    found = yaml.safe_load(capsys.readouterr().out)["static_resources"]
-    endpoints = found["clusters"][0]["load_assignment"]["endpoints"][0]["lb_endpoints"]
-    ports = [one["endpoint"]["address"]["socket_address"]["port_value"] for one in endpoints]
-    assert ports == [8101, 8111, 8121]
-    assert [one["address"]["socket_address"]["address"] for one in found["listeners"]] == ["0.0.0.0", "127.0.0.1"]
-
-
-def test_tls_files_are_named_with_their_whole_path() -> None:
-    tls = proxy_settings(parse_arguments(["--tls-certificate", "a.pem", "--tls-key", "b.pem"])).tls
-    assert tls is not None and (tls.certificate, tls.key, tls.client_ca) == (Path("a.pem").absolute(), Path("b.pem").absolute(), None)
-
-
 def test_a_port_in_use_is_told_before_anything_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ServerError, match=f"^Port {port} is in use; "):
             check_ports(parse_arguments(["--grpc-port", str(port), "--http-port", "0", "--admin-port", "0"]))
-
-
-def test_envoy_is_found_or_named() -> None:
-    assert os.access(find_envoy(None), os.X_OK)
-    with pytest.raises(ServerError, match="^/nowhere/envoy does not exist; --envoy names the program of Envoy.$"):
-        find_envoy(Path("/nowhere/envoy"))

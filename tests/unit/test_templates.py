@@ -36,17 +36,6 @@ def test_every_template_has_its_model_and_the_reverse() -> None:
     assert {path.name for path in (ROOT / "model_repo").iterdir() if path.is_dir()} == names
 
 
-def test_templates_hold_no_code_and_model_code_no_configuration() -> None:
-    assert not list((ROOT / "templates").rglob("*.py"))
-    assert not list((ROOT / "model_repo").rglob("config.pbtxt"))
-    assert all((ROOT / "model_repo" / contract.name / "1" / "model.py").is_file() for contract in CONTRACTS)
-
-
-def test_model_code_is_thin() -> None:
-    for path in (ROOT / "model_repo").rglob("*.py"):
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= 200, path
-
-
 def test_every_placeholder_has_one_default() -> None:
     used = set().union(*(placeholders(read_template(contract.name)) for contract in CONTRACTS))
     assert used <= FIELDS | set(DEFAULTS)
@@ -77,12 +66,6 @@ def test_templates_are_written_from_the_table_of_fields(contract: ModelContract)
 def test_the_tables_of_the_wire_protocol_are_written_from_the_table_of_fields() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     assert filled_document(text) == text, "run scripts/write_contract.py"
-
-
-@each_model
-def test_models_with_state_have_one_instance(contract: ModelContract) -> None:
-    (group,) = parse(contract).instance_group
-    assert group.count == 1 and group.kind == model_config_pb2.ModelInstanceGroup.KIND_CPU
 
 
 @each_model

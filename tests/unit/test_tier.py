@@ -55,23 +55,7 @@ def test_other_sizes_run_graphs_on_a_hopper_gpu(capability: list[tuple[int, int]
     assert choice.tier is Tier.GRAPHS and choice.reasons == ("own kernels need widths of 64 times a power of two",)
 
 
-@pytest.mark.parametrize(("device", "dtype"), [(CPU, torch.float32), (CPU, torch.bfloat16), (GPU, torch.float32)])
-def test_the_cpu_and_float32_run_plainly(capability: list[tuple[int, int]], device: torch.device, dtype: torch.dtype) -> None:
-    choice = choose_tier("flow", "auto", device, dtype)
-    assert choice.tier is Tier.PLAIN and len(choice.reasons) == 1
-
-
-@pytest.mark.parametrize("wish", list(Tier))
-def test_a_requested_tier_is_used_on_a_hopper_gpu(capability: list[tuple[int, int]], wish: Tier) -> None:
-    assert choose_tier("flow", wish.value, GPU, torch.float16).tier is wish
-
-
 @pytest.mark.parametrize("wish", ["kernels", "graphs"])
 def test_a_tier_that_the_device_does_not_support_is_an_error(wish: str) -> None:
     with pytest.raises(ConfigError, match=f"Parameter 'kernels' is '{wish}', but flow: recorded graphs need a CUDA GPU; set it to auto."):
         choose_tier("flow", wish, CPU, torch.float32)
-
-
-def test_kernels_for_other_sizes_are_an_error(capability: list[tuple[int, int]]) -> None:
-    with pytest.raises(ConfigError, match="own kernels need chunks"):
-        choose_tier("flow", "kernels", GPU, torch.float16, ("chunks of at most 64 frames",))

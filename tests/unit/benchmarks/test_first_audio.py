@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from statistics import mean as average
 
 import pytest
@@ -10,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
-from benchmarks._callers import poisson_starts
-from benchmarks._client_processes import ProcessLoad, default_processes
 from benchmarks._scrape import Between, Snapshot, mean, parse, quantile
 from benchmarks.first_audio import BETWEEN, INNER, budget
 from bistream.metrics.families import AUDIO_STAGE, AUDIO_TTFP, HOPS, SESSION_STARTS, STAGES
@@ -62,14 +59,6 @@ def test_a_quantile_lies_in_the_bucket_of_the_true_one(values: list[float], shar
     assert lower <= found <= upper
 
 
-def test_without_observations_there_is_no_time() -> None:
-    buckets = scraped(Recorder())
-    recorder = Recorder()
-    recorder.histogram(AUDIO_TTFP, "whole")
-    empty = scraped(recorder).buckets["bistream_audio_ttfp_s", ("whole",)]
-    assert (mean(empty), quantile(AUDIO_TTFP.buckets, empty, 0.5), len(buckets.buckets)) == (0.0, 0.0, 0)
-
-
 @SETTINGS
 @given(st.fixed_dictionaries({stage: st.floats(0.0, 1.0) for stage in STAGES}))
 def test_the_budget_adds_up(seconds: dict[str, float]) -> None:
@@ -83,16 +72,3 @@ def test_the_budget_adds_up(seconds: dict[str, float]) -> None:
     for outer, inner in INNER.items():
         parts = [stages[f"{outer}.{name}"]["mean"] for name in (*inner, BETWEEN)]
         assert sum(parts) == pytest.approx(stages[outer]["mean"], abs=0.02)
-
-
-def test_starts_are_as_many_as_asked_for_and_reproducible() -> None:
-    starts = poisson_starts(50.0, 100.0, random.Random(1))
-    assert starts == sorted(starts) == poisson_starts(50.0, 100.0, random.Random(1)) and starts[-1] < 100.0
-    assert abs(len(starts) - 5000) < 5 * 5000**0.5, "five standard deviations"
-    assert len(poisson_starts(0.001, 1.0, random.Random(1))) == 1
-
-
-def test_a_busy_client_is_reported() -> None:
-    assert ProcessLoad(1.0, 0.5, 0.0).warning() is None
-    assert "90%" in (ProcessLoad(1.0, 0.9, 0.0).warning() or "")
-    assert default_processes(1) == 1 and default_processes(10_000) >= 1

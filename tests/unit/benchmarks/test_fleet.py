@@ -6,38 +6,20 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import fleet
-from benchmarks._fleet import Conversation, Counts, Fleet, Network, Setting
+from benchmarks._fleet import Fleet, Network, Setting
 from benchmarks._fleet_policies import POLICIES, AdmissionRule
-from benchmarks._fleet_replica import ServiceTimes, interpolate
-from benchmarks._fleet_session import VOICE_TOKENS, WITHHELD_TOKENS, Session
+from benchmarks._fleet_session import WITHHELD_TOKENS, Session
 
 SMALL = Setting(callers=60, replicas=4)
-NO_TIME = ((1, 0.0),)
-INSTANT = ServiceTimes(way_s=0.0, start_s=0.0, first_tokens_s=NO_TIME, step_s=NO_TIME, transit_s=NO_TIME, batch_s=NO_TIME)
 OPEN_DOOR = AdmissionRule(load_target=0.0)
 
 
 # A session
-
-
-@given(total=st.integers(25, 800), is_whole=st.booleans())
-def test_hops_cover_a_reply_and_end_where_the_flow_stores_its_state(total: int, is_whole: bool) -> None:
-    session, hops = Session(0, 0, 0.0, 0.0, total, is_whole), 0
-    while session.sent < total:
-        tokens = session.next_tokens()
-        if hops:
-            assert tokens / 25 <= session.computed_chunks(tokens) <= (tokens + 24 + 3) / 25
-        session.receive(tokens, 0.0)
-        hops += 1
-        if hops > 2 and session.sent < total:
-            assert (VOICE_TOKENS + session.sent - 3) % 25 == 0
-    assert session.sent == total and session.next_tokens() == 0
 
 
 @given(total=st.integers(25, 800), delays=st.lists(st.floats(0.0, 3.0), min_size=100, max_size=100))
@@ -54,11 +36,6 @@ def test_a_listener_hears_all_audio_and_every_silence(total: int, delays: list[f
     assert played_s == pytest.approx(heard * 0.04, abs=1e-6)
 
 
-def test_interpolation_meets_the_measured_points() -> None:
-    points = ((1.0, 10.0), (3.0, 30.0), (5.0, 20.0))
-    assert [interpolate(points, at) for at in (0, 1, 2, 3, 4, 5, 9)] == [10, 10, 20, 30, 25, 20, 20]
-
-
 # A fleet
 
 
@@ -66,7 +43,6 @@ def open_sessions(found: Fleet) -> int:
     return sum(len(replica.live) for replica in found.replicas)
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     policy=st.sampled_from(sorted(POLICIES)),
     rule=st.sampled_from([OPEN_DOOR, AdmissionRule(3, 0.0), AdmissionRule(capacity=8.0)]),
@@ -93,20 +69,6 @@ def test_callers_are_conserved_and_the_dead_do_not_speak(
         for number in range(SMALL.replicas):
             assert sum(proxy.open[number] for proxy in found.proxies) == len(found.replicas[number].live)
     assert len(counts.first_audio) <= counts.admitted and all(wait > 0.0 for _, wait in counts.first_audio)
-
-
-def waits_of(setting: Setting, until_s: float, from_s: float = 0.0) -> tuple[Counts, list[float]]:
-    counts = Fleet(setting).run(until_s)
-    return counts, [wait for at_s, wait in counts.first_audio if at_s >= from_s]
-
-
-def test_a_caller_alone_waits_for_the_parts_of_the_first_audio() -> None:
-    talk = Conversation(speech_per_text_s=0.0)
-    counts, waits = waits_of(Setting(callers=1, replicas=1, conversation=talk), 30.0)
-    times = ServiceTimes()
-    stages = (times.way_s, times.start_s, *(points[0][1] for points in (times.first_tokens_s, times.batch_s, times.transit_s)))
-    assert set(np.round(waits, 9)) == {round(sum(stages), 9)}
-    assert counts.with_gap == 0 and counts.refused == 0
 
 
 @pytest.mark.slow

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import offline
 from bistream.client.audio import read_reference
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
 from bistream.local import LocalPipeline, VoiceChoice
 from bistream.token2wav.hop_jobs import MAX_HOP_TOKENS
 from bistream.types import GenerationOptions
-from scripts._chunk_strategy import schedule
 from scripts._stages import Speech, Stages, hop_sizes
 from tests.formats import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN
-from tests.unit.benchmarks.sets import write_jsonl, write_recording
+from tests.unit.benchmarks.sets import write_recording
 
 CPU = ["--device", "cpu", "--dtype", "float32", "--num-threads", "1"]
 TOO_LONG = "Too long. " * 500
@@ -67,27 +63,6 @@ def test_an_error_is_that_of_its_row(stages: Stages, tmp_path: Path) -> None:
     assert isinstance(failed, BistreamError) and isinstance(spoken, np.ndarray)
 
 
-def test_a_batch_size_is_measured(tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, out = write_jsonl(tmp_path, ["Hi.", "You.", TOO_LONG]), tmp_path / "out"
-    arguments = ["--model-dir", str(tiny_model_dir), "--dataset", str(source), "--out", str(out), "--batch-size", "2", *CPU]
-    arguments += ["--warm-up", "0", "--wavs", "--upstream-files"]
-    assert offline.main(arguments) == 1
-    assert "error: INVALID_INPUT" in capsys.readouterr().err
-    (run,) = json.loads((out / "result.json").read_text())["metrics"]["runs"]
-    assert (run["rows"], run["failed"]) == (3, 1)
-    assert run["real_time_factor"] == pytest.approx(run["wall_s"] / run["audio_s"], rel=1e-3)
-    assert min(run[name] for name in ("voice_s", "language_model_s", "token2wav_s")) > 0
-    assert soundfile.info(out / "batch-2/a.wav").frames + soundfile.info(out / "batch-2/b.wav").frames == 24000 * run["audio_s"]
-    log = json.loads((out / "batch-2/log.txt").read_text())
-    assert (log["llm_time_seconds"], log["pipeline_time_seconds"]) == (run["language_model_s"], run["wall_s"])
-
-
-def test_a_failed_start_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = write_jsonl(tmp_path, ["Hi."])
-    assert offline.main(["--model-dir", str(tmp_path), "--dataset", str(source), "--out", str(tmp_path / "out"), *CPU]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 @settings(max_examples=200, deadline=None)
 @given(prompt=st.integers(0, 750), total=st.integers(1, 3000))
 def test_hops_of_an_utterance_end_where_the_flow_commits(prompt: int, total: int) -> None:
@@ -95,14 +70,3 @@ def test_hops_of_an_utterance_end_where_the_flow_commits(prompt: int, total: int
     assert sum(sizes) == total and all(0 < size <= MAX_HOP_TOKENS for size in sizes)
     ends = np.cumsum(sizes)[:-1]
     assert all((prompt + end - LOOKAHEAD_TOKENS) % CHUNK_TOKENS == 0 for end in ends)
-
-
-@settings(max_examples=200, deadline=None)
-@given(total=st.integers(1, 3000), strategy=st.sampled_from(("equal", "exponential")))
-def test_chunks_are_those_of_the_strategy(total: int, strategy: str) -> None:
-    sizes = schedule(strategy, total)
-    assert sum(sizes) == total and max(sizes) <= MAX_HOP_TOKENS
-    full = [size - LOOKAHEAD_TOKENS * (index == 0) for index, size in enumerate(sizes[:-1])]
-    assert full == [CHUNK_TOKENS if strategy == "equal" else min(CHUNK_TOKENS * 2**index, MAX_HOP_TOKENS) for index in range(len(full))]
-    following = CHUNK_TOKENS if strategy == "equal" else min(CHUNK_TOKENS * 2 ** len(full), MAX_HOP_TOKENS)
-    assert sizes[-1] < following + LOOKAHEAD_TOKENS * (not full), "the rest would have been a chunk"

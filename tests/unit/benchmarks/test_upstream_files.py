@@ -39,15 +39,3 @@ def test_streaming() -> None:
         assert value(text, f"{name}_90_percentile_ms") <= value(text, f"{name}_95_percentile_ms") <= value(text, f"{name}_99_percentile_ms")
     headings = [line for line in text.splitlines() if line.startswith("---")]
     assert headings == ["--- Total Request Latency ---", "--- First Chunk Latency ---", "--- Second Chunk Latency ---"]
-
-
-def test_offline() -> None:
-    text = rtf_text("offline", [report(1.0, None, 1.0), report(3.0, None, 3.0)], 4.0)
-    assert (value(text, "RTF"), value(text, "latency_variance"), value(text, "average_latency_ms")) == (2.0, 1000.0, 2000.0)
-    assert value(text, "latency_50_percentile_ms") == 2000.0 and "chunk" not in text
-
-
-def test_without_audio_there_is_no_number() -> None:
-    text = rtf_text("streaming", [report(0.1, None, 1.0, error="BUSY: x")], 1.0)
-    assert "RTF: inf" in text and text.endswith("No latency data collected.\n") and "nan" not in text
-    assert "No second chunk latency data collected." in rtf_text("streaming", [report(0.1, None, 1.0)], 1.0)

@@ -9,7 +9,6 @@ import pytest
 
 from bistream.checkpoints.model_card import MODEL_CARD_FILE, ModelCard, read_model_card
 from bistream.errors import CheckpointError
-from training.language_model_data import LONGEST_UTTERANCE_S
 
 SHIPPED = Path(__file__).resolve().parents[3] / "assets/voice"
 
@@ -18,24 +17,10 @@ def test_a_directory_without_the_file_counts_as_a_released_checkpoint(tmp_path: 
     assert read_model_card(tmp_path) == read_model_card("") == ModelCard(30.0, frozenset(), True)
 
 
-def test_the_shipped_voice_is_english_and_takes_no_instructions() -> None:
-    card = read_model_card(SHIPPED)
-    assert card.languages == {"en"} and not card.can_be_instructed
-
-
-def test_the_shipped_voice_says_what_its_training_says() -> None:
-    assert read_model_card(SHIPPED).longest_utterance_s == LONGEST_UTTERANCE_S < ModelCard().longest_utterance_s
-
-
 def test_marks_that_a_checkpoint_does_not_know(tmp_path: Path) -> None:
     assert '"' in read_model_card(SHIPPED).unknown_marks
     (tmp_path / MODEL_CARD_FILE).write_text(json.dumps({"unknown_marks": "()"}))
     assert read_model_card(tmp_path).unknown_marks == frozenset("()")
-
-
-def test_keys_of_the_training_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / MODEL_CARD_FILE).write_text(json.dumps({"size": "voice", "steps": {"flow": 3}, "longest_utterance_s": 12}))
-    assert read_model_card(tmp_path) == ModelCard(longest_utterance_s=12.0)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.checkpoints.files import check_whole
@@ -131,7 +131,6 @@ def test_a_whole_directory_passes_with_its_sizes(tiny_model_dir: Path) -> None:
     assert check_model_dir(tiny_model_dir) == read_config(tiny_model_dir)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_file_that_was_cut_anywhere_is_noticed(
     tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

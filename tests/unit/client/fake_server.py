@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import grpc
@@ -113,6 +113,15 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     def stop(self) -> None:
         self._server.stop(grace=None).wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+Serve = Callable[[Behaviour], FakeServer]
 
 
 def _until_gone(requests: Iterator[Any]) -> Iterator[Any]:

@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
 from bistream.client import channels
-from bistream.client.asyncio_client import AsyncBistreamClient, AsyncClientSession
+from bistream.client.asyncio_client import AsyncBistreamClient
 from bistream.client.client import BistreamClient
-from bistream.client.exchange import Chunk, Heard
+from bistream.client.exchange import Chunk
 from bistream.client.server_errors import SlowReaderError
 from bistream.errors import BusyError, CancelledError
-from tests.unit.client.fake_server import Behaviour, FakeServer, Received, Speaker, Speakers, Stream
+from tests.unit.client.fake_server import Received, Serve, Speaker, Speakers, Stream
 
 WAIT_S = 120.0
-Serve = Callable[[Behaviour], FakeServer]
 RECORDING = np.linspace(-1, 1, 16000, dtype=np.float32)
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    servers = []
-
-    def start(behave: Behaviour) -> FakeServer:
-        servers.append(FakeServer(behave))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.stop()
 
 
 def test_it_sends_and_hears_what_the_threaded_client_does(serve: Serve) -> None:
@@ -60,63 +45,29 @@ def test_it_sends_and_hears_what_the_threaded_client_does(serve: Serve) -> None:
     assert all(len(one.secret) == 32 for one in servers[1].received)
 
 
-def test_sessions_of_one_loop_run_beside_each_other(serve: Serve) -> None:
-    async def one(client: AsyncBistreamClient, number: int) -> int:
-        async with client.start(speaker_id="anna", text="a" * number, is_end=True) as session:
-            return [chunk.text_consumed async for chunk in session][-1]
-
-    async def all_of_them() -> list[int]:
-        client = AsyncBistreamClient(serve(Speakers()).address)
-        return await asyncio.gather(*(one(client, number) for number in range(1, 9)))
-
-    assert len(asyncio.run(all_of_them())) == 8
-
-
-def test_an_error_is_raised_with_its_code_after_the_audio_before_it(serve: Serve) -> None:
+async def test_an_error_is_raised_with_its_code_after_the_audio_before_it(serve: Serve) -> None:
     def behave(request: Received, stream: Stream) -> None:
         stream.audio(request.id, np.zeros(10), 0, 0)
         stream.error(request.id, "BUSY: All 4 sessions are taken; try again later. [session s]")
 
-    async def speak() -> int:
-        heard = 0
-        async with AsyncBistreamClient(serve(behave).address).start(speaker_id="anna") as session:
-            with pytest.raises(BusyError):
-                async for _ in session:
-                    heard += 1
-            with pytest.raises(BusyError):
-                await session.push_text("more")
-        return heard
-
-    assert asyncio.run(speak()) == 1
-
-
-def test_cancel_is_sent_and_ends_the_session(serve: Serve) -> None:
-    server = serve(Speaker())
-
-    async def speak() -> None:
-        async with AsyncBistreamClient(server.address).start(speaker_id="anna", text="Hello") as session:
-            await session.cancel()
-            with pytest.raises(CancelledError):
-                async for _ in session:
-                    pass
-            assert session.heard == Heard(text_consumed=1, text_position=2)
-
-    asyncio.run(speak())
-    assert server.received[-1].flag("is_cancel")
-
-
-def test_leaving_early_ends_the_stream(serve: Serve) -> None:
-    server = serve(Speaker())
-
-    async def speak() -> None:
-        async with AsyncBistreamClient(server.address).start(speaker_id="anna", text="Hello") as session:
+    heard = 0
+    async with AsyncBistreamClient(serve(behave).address).start(speaker_id="anna") as session:
+        with pytest.raises(BusyError):
             async for _ in session:
-                break
-        await session.close()
-        with pytest.raises(CancelledError):
+                heard += 1
+        with pytest.raises(BusyError):
             await session.push_text("more")
+    assert heard == 1
 
-    asyncio.run(speak())
+
+async def test_leaving_early_ends_the_stream(serve: Serve) -> None:
+    server = serve(Speaker())
+    async with AsyncBistreamClient(server.address).start(speaker_id="anna", text="Hello") as session:
+        async for _ in session:
+            break
+    await session.close()
+    with pytest.raises(CancelledError):
+        await session.push_text("more")
     assert server.stream_gone.wait(WAIT_S)
 
 
@@ -174,76 +125,44 @@ def test_a_known_recording_goes_as_its_hash_and_after_all_where_the_server_has_f
     assert ["reference_wav" in request.inputs for request in server.received] == [True, False, False, True]
 
 
-@pytest.mark.parametrize("turns", range(4))
-def test_closing_as_the_session_begins_ends_the_iteration(serve: Serve, turns: int) -> None:
-    """The reader may not have had its first turn."""
-    server = serve(Speaker())
-
-    async def speak() -> None:
-        async def listen(session: AsyncClientSession) -> None:
-            async for _ in session:
-                pass
-
-        session = AsyncBistreamClient(server.address, silence_timeout_s=WAIT_S).start(speaker_id="anna", text="Hello")
-        async with session:
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            listening = asyncio.ensure_future(listen(session))
-            await session.close()
-            with contextlib.suppress(CancelledError):
-                await asyncio.wait_for(listening, WAIT_S / 2)
-
-    asyncio.run(speak())
-
-
-def test_sessions_beyond_a_connections_streams_have_another_one_which_goes_with_them(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sessions_beyond_a_connections_streams_have_another_one_which_goes_with_them(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(channels, "CALLS_PER_CHANNEL", 2)
-
-    async def speak() -> None:
-        client = AsyncBistreamClient(serve(Speakers()).address, keeps_channel=True)
-        async with contextlib.AsyncExitStack() as stack:
-            sessions = [await stack.enter_async_context(client.start(speaker_id="anna", text="a")) for _ in range(5)]
-            for session in sessions:
-                assert (await anext(aiter(session))).text_consumed == 1
-            assert len(client.channels) == 3
-        while len(client.channels) > 1:
-            await asyncio.sleep(0.01)
-        await client.close()
-
-    asyncio.run(asyncio.wait_for(speak(), WAIT_S))
+    client = AsyncBistreamClient(serve(Speakers()).address, keeps_channel=True)
+    async with contextlib.AsyncExitStack() as stack:
+        sessions = [await stack.enter_async_context(client.start(speaker_id="anna", text="a")) for _ in range(5)]
+        for session in sessions:
+            assert (await anext(aiter(session))).text_consumed == 1
+        assert len(client.channels) == 3
+    while len(client.channels) > 1:
+        await asyncio.sleep(0.01)
+    await client.close()
 
 
-def test_a_stream_whose_session_has_ended_is_closed_and_not_reset(serve: Serve) -> None:
+async def test_a_stream_whose_session_has_ended_is_closed_and_not_reset(serve: Serve) -> None:
     """Proxies take many resets for an attack."""
     server, ends = serve(Speakers()), list[bool]()
-
-    async def speak() -> None:
-        client = AsyncBistreamClient(server.address, keeps_channel=True)
-        async with client.start(speaker_id="anna", text="Hi", is_end=True) as session:
-            assert [chunk async for chunk in session]
-            reader = session._reader
-            assert reader is not None
-        await asyncio.wait([reader])
-        ends.append(reader.cancelled() or session._call.cancelled())
-        await client.close()
-
-    asyncio.run(asyncio.wait_for(speak(), WAIT_S))
+    client = AsyncBistreamClient(server.address, keeps_channel=True)
+    async with client.start(speaker_id="anna", text="Hi", is_end=True) as session:
+        assert [chunk async for chunk in session]
+        reader = session._reader
+        assert reader is not None
+    await asyncio.wait([reader])
+    ends.append(reader.cancelled() or session._call.cancelled())
+    await client.close()
     assert ends == [False]
 
 
-def test_audio_that_is_not_read_is_bounded_where_the_program_says_so(serve: Serve) -> None:
+async def test_audio_that_is_not_read_is_bounded_where_the_program_says_so(serve: Serve) -> None:
     def flood(request: Received, stream: Stream) -> None:
         for number in range(10):
             stream.audio(request.id, np.zeros(24_000), number, 0)
 
     server = serve(flood)
-
-    async def speak() -> None:
-        client = AsyncBistreamClient(server.address, max_unread_s=5.0)
-        async with client.start(speaker_id="anna", text="Hi", is_end=True) as session:
-            await asyncio.to_thread(server.stream_gone.wait, WAIT_S)
-            with pytest.raises(SlowReaderError, match="5 s"):
-                async for _ in session:
-                    pass
-
-    asyncio.run(asyncio.wait_for(speak(), WAIT_S))
+    client = AsyncBistreamClient(server.address, max_unread_s=5.0)
+    async with client.start(speaker_id="anna", text="Hi", is_end=True) as session:
+        await asyncio.to_thread(server.stream_gone.wait, WAIT_S)
+        with pytest.raises(SlowReaderError, match="5 s"):
+            async for _ in session:
+                pass

@@ -37,28 +37,6 @@ def test_a_file_that_was_there_stays_until_there_is_audio(tmp_path: Path) -> Non
         assert path.read_bytes() != b"earlier"
 
 
-def test_a_stream_can_be_read_as_it_grows(tmp_path: Path) -> None:
-    samples = np.linspace(-1, 1, 1000, dtype=np.float32)
-    stream = io.BytesIO()
-    with StreamWriter(stream, has_header=True) as output:
-        for chunk in np.split(samples, [10, 500]):
-            output.write(chunk)
-    stream.seek(0)
-    read, rate = soundfile.read(stream, dtype="float32")
-    assert rate == 24000
-    np.testing.assert_allclose(read, samples, atol=1e-4)
-
-
-def test_raw_samples_are_the_same_everywhere(tmp_path: Path) -> None:
-    samples = np.linspace(-1, 1, 100, dtype=np.float32)
-    stream = io.BytesIO()
-    with StreamWriter(stream, has_header=False) as output, RawWriter(tmp_path / "out.pcm") as file:
-        output.write(samples)
-        file.write(samples)
-    assert stream.getvalue() == (tmp_path / "out.pcm").read_bytes()
-    np.testing.assert_allclose(np.frombuffer(stream.getvalue(), "<i2") / 32767, samples, atol=1e-4)
-
-
 def test_where_nothing_can_be_written_is_known_before_there_is_audio(tmp_path: Path) -> None:
     for path in (tmp_path / "missing" / "out.wav", tmp_path):
         for writer in (WavWriter, RawWriter):
@@ -85,7 +63,13 @@ def test_a_file_that_is_no_recording_is_one_sentence(tmp_path: Path) -> None:
             read_reference(tmp_path / name)
 
 
-def test_a_recording_that_is_missing_or_a_folder_is_one_sentence(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path / "none.wav", "not there"), (tmp_path, "a folder")):
-        with pytest.raises(ValueError, match=f"is {reason}; name the file of the recording."):
-            read_reference(path)
+def test_a_stream_can_be_read_as_it_grows(tmp_path: Path) -> None:
+    samples = np.linspace(-1, 1, 1000, dtype=np.float32)
+    stream = io.BytesIO()
+    with StreamWriter(stream, has_header=True) as output:
+        for chunk in np.split(samples, [10, 500]):
+            output.write(chunk)
+    stream.seek(0)
+    read, rate = soundfile.read(stream, dtype="float32")
+    assert rate == 24000
+    np.testing.assert_allclose(read, samples, atol=1e-4)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,23 +18,9 @@ from bistream.client.translation import stream_error
 from bistream.client.word_times import WordTime, word_times
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError, ShuttingDownError
-from tests.unit.client.fake_server import Behaviour, FakeServer, Received, Speaker, Speakers, Stream
+from tests.unit.client.fake_server import Serve, Speaker, Speakers
 
 WAIT_S = 120.0
-Serve = Callable[[Behaviour], FakeServer]
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    servers = []
-
-    def start(behave: Behaviour) -> FakeServer:
-        servers.append(FakeServer(behave))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.stop()
 
 
 def test_text_goes_out_in_pieces_and_audio_comes_back_in_order(serve: Serve) -> None:
@@ -72,28 +55,6 @@ def test_text_goes_out_in_pieces_and_audio_comes_back_in_order(serve: Serve) -> 
     assert all("reference_wav" not in piece.inputs for piece in pieces)
 
 
-@pytest.mark.parametrize("end", ["", "session.cancel()", "raise KeyError('of the user')"])
-def test_a_program_that_does_not_close_its_session_ends(serve: Serve, end: str) -> None:
-    server = serve(Speaker())
-    program = (
-        "import sys\nfrom bistream.client.client import BistreamClient\n"
-        f"session = BistreamClient(sys.argv[1]).start(speaker_id='anna')\nprint('started')\n{end}"
-    )
-    done = subprocess.run([sys.executable, "-c", program, server.address], capture_output=True, text=True, check=False, timeout=WAIT_S)
-    assert done.stdout == "started\n" and done.returncode == ("raise" in end)
-    assert done.stderr.rpartition("\n")[0].rpartition("\n")[2] == ("KeyError: 'of the user'" if "raise" in end else "")
-
-
-def test_a_whole_text_is_one_request(serve: Serve) -> None:
-    server = serve(Speaker())
-    with BistreamClient(server.address).start(speaker_id="anna", text="Hello.", is_end=True, speed=1.5) as session:
-        assert len(list(session)) == 1
-        assert session.text_ended_at is not None
-    (request,) = server.received
-    assert (request.flag("is_start"), request.flag("is_end")) == (True, True)
-    assert request.inputs["speed"].tolist() == [[1.5]]
-
-
 def test_every_input_of_the_contract_can_be_made() -> None:
     values = {"BYTES": "x", "BOOL": True, "INT32": 3, "INT64": 3, "FP32": 0.5}
     for spec in COSYVOICE2_BISTREAM.inputs:
@@ -116,18 +77,6 @@ def test_errors_are_raised_with_their_code(serve: Serve, message: str, kind: typ
         list(session)
     assert type(raised.value) is kind
     assert raised.value.session_id == session_id
-
-
-def test_audio_that_came_before_an_error_is_not_lost(serve: Serve) -> None:
-    def behave(request: Received, stream: Stream) -> None:
-        stream.audio(request.id, np.zeros(10), 0, 0)
-        stream.error(request.id, "ENGINE_ERROR: Computing failed; try again. [session s]")
-
-    heard = []
-    with BistreamClient(serve(behave).address).start(speaker_id="anna") as session, pytest.raises(BistreamError, match="Computing"):
-        for chunk in session:
-            heard.append(chunk)
-    assert len(heard) == 1
 
 
 def test_cancel_is_sent_and_ends_the_session(serve: Serve) -> None:
@@ -156,15 +105,6 @@ def test_positions_come_with_the_audio_and_give_times_of_words(serve: Serve) -> 
     assert word_times("a", [replace(chunk, text_position=None)], 24_000) == []
 
 
-def test_a_server_that_tells_no_positions_is_understood(serve: Serve) -> None:
-    def behave(request: Received, stream: Stream) -> None:
-        stream.audio(request.id, np.zeros(2400), 0, 1)
-        stream.final(request.id)
-
-    with BistreamClient(serve(behave).address).start(speaker_id="anna", text="Hi", is_end=True) as session:
-        assert [chunk.text_position for chunk in session] == [None]
-
-
 def test_closing_early_ends_the_stream(serve: Serve) -> None:
     server = serve(Speaker())
     session = BistreamClient(server.address).start(speaker_id="anna", text="Hello")
@@ -174,23 +114,6 @@ def test_closing_early_ends_the_stream(serve: Serve) -> None:
     assert server.stream_gone.wait(WAIT_S)
     with pytest.raises(CancelledError):
         session.push_text("more")
-
-
-def test_after_an_error_on_a_piece_closing_does_not_wait_for_the_session_that_goes_on(serve: Serve) -> None:
-    def behave(request: Received, stream: Stream) -> None:
-        stream.has_open_session = True
-        if not request.flag("is_start"):
-            stream.error(request.id, "INVALID_INPUT: The text is too long.")
-
-    server = serve(behave)
-    session = BistreamClient(server.address).start(speaker_id="anna")
-    session.push_text("more")
-    with pytest.raises(InvalidInputError):
-        list(session)
-    closing = threading.Thread(target=session.close, daemon=True)
-    closing.start()
-    closing.join(WAIT_S)
-    assert not closing.is_alive() and server.stream_gone.wait(WAIT_S)
 
 
 @pytest.fixture

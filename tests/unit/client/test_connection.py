@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks._callers import Speech
-from benchmarks._common import without_api_key
-from bistream.client.connection import API_KEY_VARIABLE, INSECURE, ClientSecurity, add_security_arguments, security_of
+from bistream.client.connection import API_KEY_VARIABLE, ClientSecurity, add_security_arguments, security_of
 
 KEY = "not-to-be-shown-1234"
 
@@ -18,11 +17,6 @@ def read(arguments: list[str], environment: dict[str, str] | None = None) -> Cli
     parser = argparse.ArgumentParser()
     add_security_arguments(parser)
     return security_of(parser, parser.parse_args(arguments), environment or {})
-
-
-def test_without_options_there_is_nothing() -> None:
-    assert read([]) == INSECURE == read([], {API_KEY_VARIABLE: ""})
-    assert (INSECURE.headers(), INSECURE.grpc_options(), INSECURE.tls_context()) == ({}, {}, None)
 
 
 def test_the_key_comes_from_the_option_or_the_environment() -> None:
@@ -62,9 +56,3 @@ def test_a_damaged_file_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFix
         with pytest.raises(SystemExit) as ended:
             read(arguments)
         assert ended.value.code == 2 and "cannot be used" in capsys.readouterr().err
-
-
-def test_the_command_of_a_result_has_no_key() -> None:
-    assert without_api_key(["--text", "x", "--api-key", KEY, "--tls"]) == ["--text", "x", "--api-key", "KEY", "--tls"]
-    assert without_api_key([f"--api-key={KEY}", "--api", KEY, f"--api-k={KEY}"]) == ["--api-key=KEY", "--api", "KEY", "--api-k=KEY"]
-    assert without_api_key(["--text=a=b", "x"]) == ["--text=a=b", "x"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import numpy as np
 import pytest
 import soundfile
 
-from bistream.client.asyncio_client import AsyncBistreamClient
-from bistream.client.client import BistreamClient
 from bistream.client.convert import main
 from tests.unit.client.fake_server import FakeServer, Received, Stream
 
@@ -52,29 +49,6 @@ def test_the_converted_speech_is_written(server: FakeServer, source: str, tmp_pa
     assert request.inputs["reference_wav"].shape == (1, len(VOICE)) and request.inputs["seed"].item() == 4
     assert not {"reference_text", "instruct_text", "is_cross_lingual"} & set(request.inputs)
     assert soundfile.info(output).frames == 2400
-
-
-def test_with_a_registered_voice(server: FakeServer, source: str, tmp_path: Path) -> None:
-    assert main([source, "--server", server.address, "--speaker-id", "\u4e2d\u6587\u5973", "--output", str(tmp_path / "o.wav")]) == 0
-    assert server.received[0].inputs["speaker_id"].decode() == "\u4e2d\u6587\u5973"
-
-
-def test_a_voice_that_the_server_has_heard_goes_as_its_hash(server: FakeServer) -> None:
-    client = BistreamClient(server.address)
-    for _ in range(2):
-        with client.convert(SOURCE, reference_wav=VOICE) as session:
-            assert len(list(session)) == 1
-    check(server.received[1])
-    assert "reference_hash" in server.received[1].inputs and "reference_wav" not in server.received[1].inputs
-
-
-def test_the_asyncio_client_has_the_same_verb(server: FakeServer) -> None:
-    async def convert() -> int:
-        async with AsyncBistreamClient(server.address).convert(SOURCE, speaker_id="anna") as session:
-            return len([chunk async for chunk in session])
-
-    assert asyncio.run(convert()) == 1
-    check(server.received[0])
 
 
 @pytest.mark.parametrize(

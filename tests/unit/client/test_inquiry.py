@@ -51,15 +51,6 @@ def test_stats_have_a_row_for_each_model(server: list[str], capsys: pytest.Captu
     assert "calls" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["health", "info", "stats"])
-@pytest.mark.parametrize("door", [[], ["--http"]])
-def test_without_a_server_there_is_one_line(command: str, door: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, *door, "--server", "127.0.0.1:1", "--timeout", "5"]) == 3
-    printed = capsys.readouterr()
-    assert not printed.out
-    assert printed.err.count("\n") == 1 and "No server answers at" in printed.err and "127.0.0.1:1" in printed.err
-
-
 def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help"]) == 0
     listed = capsys.readouterr().out

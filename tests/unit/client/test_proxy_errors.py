@@ -9,7 +9,6 @@ from bistream.client.translation import stream_error
 from bistream.errors import EngineError
 
 LOST = "The server that spoke this session was lost behind proxy:8001; start the session again."
-NONE = "No server behind proxy:8001 takes sessions at the moment; try again in a few seconds."
 WORDS = [
     ("StatusCode.INTERNAL", "Stream removed (RST_STREAM (Received RST_STREAM with error code 2))", LOST),
     ("StatusCode.UNAVAILABLE", "upstream connect error or disconnect/reset before headers. reset reason: connection termination", LOST),

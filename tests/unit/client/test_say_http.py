@@ -98,41 +98,6 @@ def test_upstreams_request_becomes_a_wav(good_server: Server, tmp_path: Path) ->
     np.testing.assert_allclose(samples, np.linspace(-0.5, 0.5, 4800), atol=1e-3)
 
 
-def test_the_text_may_stand_alone(good_server: Server, tmp_path: Path) -> None:
-    """As with ``bistream say``."""
-    assert main(["Hello.", "--server", good_server.address, "--output", str(tmp_path / "out.wav")]) == 0
-    assert good_server.requests[0][1]["inputs"][0]["data"] == ["Hello."]
-
-
-def test_optional_inputs_are_sent_where_they_are_given(good_server: Server, tmp_path: Path) -> None:
-    arguments = [
-        "--text",
-        "Hi.",
-        "--speaker-id",
-        "anna",
-        "--instruct-text",
-        "Softly.",
-        "--cross-lingual",
-        "--output",
-        str(tmp_path / "o.wav"),
-    ]
-    assert main(["--server", good_server.address, *arguments]) == 0
-    ((_, body),) = good_server.requests
-    assert {one["name"]: one["data"] for one in body["inputs"]} == {
-        "target_text": ["Hi."],
-        "speaker_id": ["anna"],
-        "instruct_text": ["Softly."],
-        "is_cross_lingual": [[True]],
-    }
-
-
-def test_text_normalization_goes_along(good_server: Server, tmp_path: Path) -> None:
-    arguments = ["--server", good_server.address, "--output", str(tmp_path / "out.wav"), "--text", "5 km", "--text-normalization", "auto"]
-    assert main(arguments) == 0
-    inputs = {one["name"]: one["data"] for one in good_server.requests[-1][1]["inputs"]}
-    assert inputs["text_normalization"] == ["auto"]
-
-
 def test_six_seconds_fit_and_what_does_not_is_refused_before_it_is_sent(good_server: Server, tmp_path: Path) -> None:
     loud = np.random.default_rng(0).uniform(-1, 1, 8 * 16000).astype(np.float32)
     assert len(request_body("Hello.", loud[: 6 * 16000], "Words.")) <= MAX_BODY_BYTES

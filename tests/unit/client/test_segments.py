@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from bistream.client import pause_timer
 from bistream.client.pause_timer import PauseTimer
-from bistream.client.segments import MAX_CHARS, Segment, Segments, room_in
-from bistream.config import RuntimeConfig
+from bistream.client.segments import Segment, Segments, room_in
 
 PIECES = st.lists(st.sampled_from(["Hi", " there.", "...", " ", "好", "FLUSH", "PAUSE", "SPOKEN"]), max_size=30)
 
@@ -56,10 +55,6 @@ def test_every_character_is_in_one_segment_in_order(steps: list[str], wants_whol
 def test_every_flush_is_told_once_behind_its_text(steps: list[str]) -> None:
     told = "".join(segment.text + ("|" if segment.is_flushed else "") for segment in divided(steps, False))
     assert told == "".join("|" if step == "FLUSH" else step for step in steps if step not in ("PAUSE", "SPOKEN"))
-
-
-def test_the_limit_of_a_session_is_the_servers_default() -> None:
-    assert RuntimeConfig().max_text_chars == MAX_CHARS
 
 
 @given(
@@ -108,16 +103,6 @@ def test_a_segment_is_spoken_from_its_first_word_on_unless_it_must_be_whole() ->
         assert (segments.next() is not None) == begins
         segments.end()
         assert (found := segments.next()) is not None and found.text == "... Hi" and not found.is_silence
-
-
-def test_text_after_an_end_waits_for_the_audio_before_it() -> None:
-    segments: Segments[Any] = Segments()
-    first = segments.add("One.")
-    segments.end()
-    second = segments.add("Two.")
-    assert segments.next() is first and segments.open is second and list(segments) == [first, second]
-    segments.pop()
-    assert segments.next() is second
 
 
 def test_nothing_to_speak_is_silence_where_it_ends() -> None:
@@ -174,10 +159,3 @@ def test_a_pause_counts_from_the_last_piece_with_one_timer(loop: Loop) -> None:
     timer.stop()
     loop.advance(10.0)
     assert len(rung) == 1 and not loop.timers
-
-
-def test_a_timer_of_zero_never_rings(loop: Loop) -> None:
-    timer = PauseTimer(0.0, lambda: pytest.fail("it rang"))
-    timer.restart()
-    loop.advance(10.0)
-    assert not loop.timers

@@ -33,16 +33,3 @@ def test_a_word_that_may_go_on_is_held_back() -> None:
     assert words.push("Hello wor", 9, 0.0, 0.9) == [SpokenWord("Hello", 0.0, 0.5)]
     assert words.push("Hello world", 9, 0.9, 1.0) == []
     assert [word.text for word in words.finish("Hello world")] == [" world"]
-
-
-def test_a_pause_lies_between_the_words() -> None:
-    words = SpokenWords()
-    first = words.push("Well. ", 6, 0.0, 0.6)
-    second = words.push("Well. Then", 10, 10.0, 10.4) + words.finish("Well. Then")
-    assert first == [SpokenWord("Well.", 0.0, 0.5)] and second == [SpokenWord(" Then", 10.0, 10.4)]
-
-
-def test_characters_are_words_where_no_blanks_are() -> None:
-    words = SpokenWords()
-    found = words.push("你好，AI。", 6, 0.0, 0.6) + words.finish("你好，AI。")
-    assert [(word.text, word.has_own_spaces) for word in found] == [("你", True), ("好，", True), ("AI。", False)]

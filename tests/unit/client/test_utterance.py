@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,23 +14,10 @@ from bistream.client.asyncio_client import AsyncBistreamClient
 from bistream.client.speaker import Speaker
 from bistream.client.utterance import Pacing, Spoken, Utterance
 from bistream.errors import BusyError, CancelledError, EngineError, UnknownSpeakerError
-from tests.unit.client.fake_server import SAMPLES_PER_CHARACTER, Behaviour, FakeServer, Reader, Received, Stream
+from tests.unit.client.fake_server import SAMPLES_PER_CHARACTER, FakeServer, Reader, Received, Serve, Stream
 
 WAIT_S = 120.0
 ANNA = Speaker(speaker_id="anna", seed=3)
-Serve = Callable[[Behaviour], FakeServer]
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    with ExitStack() as stack:
-
-        def start(behave: Behaviour) -> FakeServer:
-            server = FakeServer(behave)
-            stack.callback(server.stop)
-            return server
-
-        yield start
 
 
 @pytest.fixture(scope="module")
@@ -83,16 +68,6 @@ def test_pieces_reach_the_server_as_they_are(serve: Serve) -> None:
     assert server.received[0].inputs["seed"].item() == 3 and server.received[0].inputs["speaker_id"] == b"anna"
 
 
-def test_a_text_that_is_there_goes_as_a_whole(serve: Serve) -> None:
-    async def feed(utterance: Utterance) -> None:
-        await utterance.push_text("Hello ")
-        await utterance.end_text("there.")
-
-    server = serve(Reader())
-    assert characters(speak(server, feed)) == 12
-    assert texts(server) == [("Hello there.", True, True)]
-
-
 @settings(deadline=None, max_examples=12)
 @given(pieces=st.lists(st.sampled_from(["Hi", " there.", "...", " ", "flush", "1"]), max_size=8))
 def test_every_speakable_character_is_heard_once(reader: FakeServer, pieces: list[str]) -> None:
@@ -113,23 +88,18 @@ def test_every_speakable_character_is_heard_once(reader: FakeServer, pieces: lis
     assert positions == sorted(positions) and (not heard or positions[-1] <= sum(map(len, segments)))
 
 
-def test_a_pause_ends_a_session_and_the_voice_goes_on(serve: Serve) -> None:
+async def test_a_pause_ends_a_session_and_the_voice_goes_on(serve: Serve) -> None:
     """The next text comes only when all audio of the first has, which without the pause would never end."""
     server = serve(Reader())
-
-    async def run() -> list[Spoken]:
-        utterance = Utterance(AsyncBistreamClient(server.address), ANNA, Pacing(speak_after_s=0.05))
-        await utterance.push_text("So, ")
-        heard = []
-        async for spoken in utterance:
-            heard.append(spoken)
-            if spoken.text_consumed == 4:
-                while not texts(server)[-1][2]:  # the session is told its end
-                    await asyncio.sleep(0.005)
-                await utterance.end_text("what now?")
-        return heard
-
-    heard = asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    utterance = Utterance(AsyncBistreamClient(server.address), ANNA, Pacing(speak_after_s=0.05))
+    await utterance.push_text("So, ")
+    heard = []
+    async for spoken in utterance:
+        heard.append(spoken)
+        if spoken.text_consumed == 4:
+            while not texts(server)[-1][2]:  # the session is told its end
+                await asyncio.sleep(0.005)
+            await utterance.end_text("what now?")
     assert characters(heard) == len("So, what now?") == heard[-1].text_consumed
     assert [(text, is_start) for text, is_start, _ in texts(server) if text] == [("So, ", True), ("what now?", True)]
 
@@ -175,50 +145,23 @@ def test_callers_that_repeat_the_first_text_themselves_get_its_error(serve: Serv
         speak(serve(Refusing(1, BUSY)), whole, pacing)
 
 
-def test_no_server_is_tried_again(serve: Serve) -> None:
+async def test_a_cancel_reaches_the_server_and_says_what_was_heard(serve: Serve) -> None:
     server = serve(Reader())
-    server.stop()
-    with pytest.raises(ConnectionError):
-        speak(server, whole, Pacing(retry_waits_s=(0.0,)))
-
-
-def test_a_server_that_says_nothing_is_a_timeout(serve: Serve) -> None:
-    with pytest.raises(TimeoutError):
-        speak(serve(lambda request, stream: None), whole, Pacing(speak_after_s=0.05, answer_timeout_s=0.1))
-
-
-def test_a_cancel_reaches_the_server_and_says_what_was_heard(serve: Serve) -> None:
-    server = serve(Reader())
-
-    async def run() -> Any:
-        utterance = Utterance(AsyncBistreamClient(server.address), ANNA, Pacing(speak_after_s=0))
-        await utterance.push_text("One. ")
-        await utterance.flush()
-        with pytest.raises(CancelledError):
-            async for spoken in utterance:
-                if spoken.text_consumed == 5:
-                    await utterance.push_text("Two three")
-                if spoken.text_consumed > 5:
-                    await utterance.cancel()
-        with pytest.raises(CancelledError):
-            await utterance.push_text("four")
-        await utterance.cancel()
-        return utterance.heard
-
-    heard = asyncio.run(asyncio.wait_for(run(), WAIT_S))
-    assert (heard.text_consumed, heard.text_position) == (14, 14)
-    assert "is_cancel" in server.received[-1].inputs and server.stream_gone.wait(WAIT_S)
-
-
-def test_a_cancel_before_the_first_word_is_no_error(serve: Serve) -> None:
-    async def feed(utterance: Utterance) -> None:
-        await utterance.push_text("...")
-        await utterance.cancel()
-
-    server = serve(Reader())
+    utterance = Utterance(AsyncBistreamClient(server.address), ANNA, Pacing(speak_after_s=0))
+    await utterance.push_text("One. ")
+    await utterance.flush()
     with pytest.raises(CancelledError):
-        speak(server, feed)
-    assert not server.received
+        async for spoken in utterance:
+            if spoken.text_consumed == 5:
+                await utterance.push_text("Two three")
+            if spoken.text_consumed > 5:
+                await utterance.cancel()
+    with pytest.raises(CancelledError):
+        await utterance.push_text("four")
+    await utterance.cancel()
+    heard = utterance.heard
+    assert heard is not None and (heard.text_consumed, heard.text_position) == (14, 14)
+    assert "is_cancel" in server.received[-1].inputs and server.stream_gone.wait(WAIT_S)
 
 
 def test_a_speed_of_its_own_waits_for_the_whole_text(serve: Serve) -> None:
@@ -239,3 +182,8 @@ def test_a_speaker_is_one_voice() -> None:
     for arguments in ({}, {"speaker_id": "anna", "reference_wav": np.zeros(16000, np.float32)}):
         with pytest.raises(ValueError, match="give one of them"):
             Speaker(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_server_that_says_nothing_is_a_timeout(serve: Serve) -> None:
+    with pytest.raises(TimeoutError):
+        speak(serve(lambda request, stream: None), whole, Pacing(speak_after_s=0.05, answer_timeout_s=0.1))

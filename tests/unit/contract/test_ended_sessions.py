@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bistream.contract.ended_sessions import MAX_ENDED, EndedSessions
+from bistream.contract.ended_sessions import EndedSessions
 from bistream.errors import BistreamError, BusyError, CancelledError, EngineError, SessionTimeoutError, UnknownSessionError
 
 
@@ -35,32 +35,8 @@ def test_an_id_that_is_live_again_is_forgotten() -> None:
     assert type(ended.error_of("s", "s")) is UnknownSessionError
 
 
-def test_the_last_end_of_an_id_counts() -> None:
-    ended = EndedSessions()
-    ended.add("s", CancelledError("x"))
-    ended.add("s", None)
-    assert type(ended.error_of("s", "s")) is UnknownSessionError
-    assert len(ended) == 1
-
-
 def test_the_oldest_are_forgotten_first() -> None:
     ended = EndedSessions(capacity=3)
     for number in range(5):
         ended.add(str(number), CancelledError("x"))
     assert [type(ended.error_of(str(number), "s")) for number in range(5)] == [UnknownSessionError] * 2 + [CancelledError] * 3
-
-
-def test_many_sessions_take_little_memory() -> None:
-    ended = EndedSessions()
-    for number in range(3 * MAX_ENDED):
-        ended.add(str(number), None)
-    assert len(ended) == MAX_ENDED
-
-
-def test_no_traceback_is_kept() -> None:
-    ended = EndedSessions()
-    try:
-        raise EngineError("It broke.")
-    except EngineError as error:
-        ended.add("s", error)
-    assert ended.error_of("s", "s").__traceback__ is None

@@ -12,7 +12,6 @@ from typing import Self
 from tests.unit.edge.gate import STREAM
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-INITIAL_WINDOW = 65_535
 CANCEL = struct.pack(">I", 8)
 
 
@@ -37,7 +36,12 @@ def message(payload: bytes) -> bytes:
 def header_block(path: str, extra: Iterable[tuple[str, str]] = ()) -> bytes:
     fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "test"), ("te", "trailers")]
     fields += [("content-type", "application/grpc"), *extra]
-    return b"".join(b"\0" + _string(name) + _string(value) for name, value in fields)
+    return b"".join(header(name, value) for name, value in fields)
+
+
+def header(name: str, value: str) -> bytes:
+    """HPACK, literal and without an index."""
+    return b"\0" + _string(name) + _string(value)
 
 
 def _string(text: str) -> bytes:

@@ -16,51 +16,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
-ACK, END_STREAM, END_HEADERS = 1, 1, 4
-CANCEL = 8
+from tests.unit.edge.gate import STREAM
+from tests.unit.edge.http2 import CANCEL, PREFACE, Flag, Kind, frame, head, header, header_block
+
 FRAME_BYTES, WINDOW_BYTES = 16_384, 65_535
 EMPTY_MESSAGES = 13_000  # of 5 bytes each: as many as a window takes
 TURN = 64  # pieces that one connection sends before the next one
 ADDRESS = "127.0.0.2"  # another one than that of the callers beside
-STREAM_CALL, LIVE_CALL = (f"/inference.GRPCInferenceService/{method}" for method in ("ModelStreamInfer", "ServerLive"))
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
-
-
-def header(name: str, value: str) -> bytes:
-    """HPACK, literal and never indexed; at most 126 bytes each, or a value with a longer length."""
-    return b"\x10" + _string(name) + _string(value)
-
-
-def _string(text: str) -> bytes:
-    data = text.encode("ascii")
-    if len(data) < 127:
-        return bytes([len(data)]) + data
-    rest, length = len(data) - 127, bytearray([127])
-    while rest >= 128:
-        length.append(rest % 128 | 128)
-        rest //= 128
-    return bytes([*length, rest]) + data
-
-
-def headers_of(path: str) -> bytes:
-    fields = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": path,
-        ":authority": "gate",
-        "content-type": "application/grpc",
-        "te": "trailers",
-    }
-    return b"".join(header(name, value) for name, value in fields.items())
-
-
-def opening(path: str, stream: int, flags: int = END_HEADERS) -> bytes:
-    return frame(HEADERS, flags, stream, headers_of(path))
 
 
 class Connection:
@@ -70,7 +32,7 @@ class Connection:
         self.socket = socket.create_connection(("127.0.0.1", port), source_address=(ADDRESS, 0))
         self.socket.setblocking(False)
         self._script = script()
-        self._unsent = memoryview(PREFACE + frame(SETTINGS, 0, 0))
+        self._unsent = memoryview(PREFACE + frame(Kind.SETTINGS, 0, 0))
         self._unread = bytearray()
         self.window = WINDOW_BYTES
         self.frames: Counter[int] = Counter()  # received, by kind
@@ -120,9 +82,9 @@ class Connection:
             payload = bytes(self._unread[9 : 9 + length])
             del self._unread[: 9 + length]
             self.frames[kind] += 1
-            if kind == SETTINGS and not flags & ACK:
-                self._unsent = memoryview(bytes(self._unsent) + frame(SETTINGS, ACK, 0))
-            elif kind == WINDOW_UPDATE and stream == 0:
+            if kind == Kind.SETTINGS and not flags & Flag.ACK:
+                self._unsent = memoryview(bytes(self._unsent) + frame(Kind.SETTINGS, Flag.ACK, 0))
+            elif kind == Kind.WINDOW_UPDATE and stream == 0:
                 self.window += int.from_bytes(payload, "big")
 
 
@@ -131,7 +93,7 @@ def _data_bytes(frames: bytes) -> int:
     total, at = 0, 0
     while at < len(frames):
         length = int.from_bytes(frames[at : at + 3], "big")
-        total += length if frames[at + 3] == DATA else 0
+        total += length if frames[at + 3] == Kind.DATA else 0
         at += 9 + length
     return total
 
@@ -143,44 +105,44 @@ def empty_messages() -> Iterator[bytes]:
     """A stream with as many empty messages as a window takes, and its reset; again."""
     messages = bytes(5 * EMPTY_MESSAGES)
     for stream in range(1, 2**31, 2):
-        yield opening(STREAM_CALL, stream)
+        yield head(stream)
         for at in range(0, len(messages), FRAME_BYTES):
-            yield frame(DATA, 0, stream, messages[at : at + FRAME_BYTES])
-        yield frame(RST_STREAM, 0, stream, struct.pack(">I", CANCEL))
+            yield frame(Kind.DATA, 0, stream, messages[at : at + FRAME_BYTES])
+        yield frame(Kind.RST_STREAM, 0, stream, CANCEL)
 
 
 def rapid_resets() -> Iterator[bytes]:
     for stream in range(1, 20_000, 2):
-        yield opening(STREAM_CALL, stream) + frame(RST_STREAM, 0, stream, struct.pack(">I", CANCEL))
+        yield head(stream) + frame(Kind.RST_STREAM, 0, stream, CANCEL)
 
 
 def pings() -> Iterator[bytes]:
     while True:
-        yield frame(PING, 0, 0, bytes(8)) * 100
+        yield frame(Kind.PING, 0, 0, bytes(8)) * 100
 
 
 def settings() -> Iterator[bytes]:
     while True:
-        yield frame(SETTINGS, 0, 0, struct.pack(">HI", 4, WINDOW_BYTES)) * 100
+        yield frame(Kind.SETTINGS, 0, 0, struct.pack(">HI", 4, WINDOW_BYTES)) * 100
 
 
 def continuations() -> Iterator[bytes]:
     """Headers that never end."""
-    yield opening(STREAM_CALL, 1, flags=0)
+    yield frame(Kind.HEADERS, 0, 1, header_block(STREAM))
     while True:
-        yield frame(CONTINUATION, 0, 1, header("x-more", "x" * 100)) * 50
+        yield frame(Kind.CONTINUATION, 0, 1, header("x-more", "x" * 100)) * 50
 
 
 def empty_continuations() -> Iterator[bytes]:
-    yield opening(STREAM_CALL, 1, flags=0)
+    yield frame(Kind.HEADERS, 0, 1, header_block(STREAM))
     while True:
-        yield frame(CONTINUATION, 0, 1) * 100
+        yield frame(Kind.CONTINUATION, 0, 1) * 100
 
 
 def empty_data() -> Iterator[bytes]:
-    yield opening(STREAM_CALL, 1)
+    yield head(1)
     while True:
-        yield frame(DATA, 0, 1) * 100
+        yield frame(Kind.DATA, 0, 1) * 100
 
 
 SCRIPTS: dict[str, tuple[int, Callable[[], Iterator[bytes]]]] = {  # connections, what each sends
@@ -216,12 +178,12 @@ def attack(name: str, port: int, seconds: float) -> dict[str, float]:
                 selector.unregister(connection.socket)
                 connection.socket.close()
                 totals["closed"] += 1
-                totals["goaways"] += connection.frames[GOAWAY]
+                totals["goaways"] += connection.frames[Kind.GOAWAY]
                 totals["pieces"] += connection.sent
                 open_one()
     for key in list(selector.get_map().values()):
         totals["pieces"] += key.data.sent
-        totals["goaways"] += key.data.frames[GOAWAY]
+        totals["goaways"] += key.data.frames[Kind.GOAWAY]
         key.data.socket.close()
     return dict(totals)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tritonclient.grpc import service_pb2
@@ -182,21 +182,11 @@ class House:
         return self.upstream.streams[-1]
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    """One test of the event loop; nothing may hang."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(240):
-            await test()
-
-    asyncio.run(bounded())
-
-
-def run_moved(test: Callable[[], Awaitable[None]]) -> None:
+def run_moved(test: Coroutine[Any, Any, None]) -> None:
     """One test in a loop whose clock ``wait`` moves; no task may be left."""
 
     async def bounded() -> None:
-        await test()
+        await test
         await settle()
         left = asyncio.all_tasks() - {asyncio.current_task()}
         assert not left, left

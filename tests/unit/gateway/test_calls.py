@@ -83,22 +83,6 @@ def test_a_message_over_the_limit_ends_its_own_call(rig: GateRig) -> None:
     beside(rig, test)
 
 
-def test_many_streams_of_one_connection_beside_each_other(rig: GateRig) -> None:
-    async def speak(call: Any, number: int) -> bool:
-        for index in range(6):
-            await call.write(message(model="nope", request_id=f"{number}-{index}").SerializeToString())
-        await call.done_writing()
-        ids = []
-        while (data := await call.read()) is not grpc.aio.EOF:
-            ids.append(service_pb2.ModelStreamInferResponse.FromString(data).infer_response.id)
-        return ids == [f"{number}-{index}" for index in range(6) for _ in range(2)]
-
-    async def test(channel: Any) -> None:
-        assert all(await asyncio.gather(*(speak(stream(channel), number) for number in range(100))))
-
-    beside(rig, test)
-
-
 @pytest.mark.parametrize("how", [grpc.Compression.Gzip, grpc.Compression.Deflate])
 def test_a_compressed_message_is_not_implemented(rig: GateRig, how: grpc.Compression) -> None:
     async def test(channel: Any) -> None:
@@ -107,57 +91,6 @@ def test_a_compressed_message_is_not_implemented(rig: GateRig, how: grpc.Compres
         assert failed.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
     beside(rig, test, compression=how)
-
-
-def test_a_deadline_and_a_cancel_end_the_call(rig: GateRig) -> None:
-    async def test(channel: Any) -> None:
-        assert (await end_of(stream(channel, timeout=0.05)))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
-        hanging = stream(channel)
-        await until(lambda: rig.gate.admission.calls == 1)
-        hanging.cancel()
-        await until(lambda: rig.gate.admission.calls == 0)
-        assert await live(channel)
-
-    beside(rig, test)
-
-
-def test_too_much_metadata_ends_its_own_call(rig: GateRig) -> None:
-    async def test(channel: Any) -> None:
-        speaking = stream(channel)
-        await speaking.write(message(target_text="x", session_id="a", is_start=True, is_end=False).SerializeToString())
-        assert await speaking.read() is not grpc.aio.EOF
-        assert await live(channel, metadata=[*((f"x-{number}", 900 * "v") for number in range(12)), ("x-bin", bytes(range(256)))])
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await live(channel, metadata=[(f"x-{number}", 900 * "v") for number in range(30)])
-        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        await speaking.write(message(target_text="y", session_id="a", is_start=False, is_end=True).SerializeToString())
-        await speaking.done_writing()
-        assert await end_of(speaking) == (grpc.StatusCode.OK, "")
-
-    beside(rig, test)
-
-
-def test_pings_of_a_client_are_welcome(rig: GateRig) -> None:
-    """Far more than the 10 s that clients keep alive with: no GOAWAY for them."""
-
-    async def test(channel: Any) -> None:
-        for number in range(200):
-            assert await live(channel), number
-
-    pings = (("grpc.keepalive_time_ms", 10), ("grpc.keepalive_permit_without_calls", 1), ("grpc.http2.max_pings_without_data", 0))
-    beside(rig, test, *pings)
-
-
-@pytest.mark.parametrize("messages", [0, 2, 3])
-def test_a_unary_call_has_one_message(rig: GateRig, messages: int) -> None:
-    async def test(channel: Any) -> None:
-        for method in ("ServerLive", "ModelInfer", "ModelConfig"):
-            call = channel.stream_unary(f"{SERVICE}/{method}")(iter([LIVE] * messages), timeout=TIMEOUT_S)
-            with pytest.raises(grpc.aio.AioRpcError) as failed:
-                await call
-            assert failed.value.code() == grpc.StatusCode.INVALID_ARGUMENT, method
-
-    beside(rig, test)
 
 
 def test_a_message_that_does_not_come_is_not_waited_for(rig: GateRig, monkeypatch: pytest.MonkeyPatch) -> None:

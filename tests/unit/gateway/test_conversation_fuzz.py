@@ -13,7 +13,7 @@ from bistream.errors import BusyError
 from gateway.conversation import Conversation
 from gateway.keys import Keys
 from gateway.settings import GateLimits
-from tests.unit.gateway.fakes import House, run, settle
+from tests.unit.gateway.fakes import House, settle
 from tests.unit.gateway.marks import long
 from tests.unit.gateway.requests import OFFLINE, append, cancel, request, start
 
@@ -260,14 +260,13 @@ def live(with_keys: bool, steps: list[tuple[Any, ...]]) -> None:
             world.check()
         await world.end()
 
-    run(test)
+    asyncio.run(test())
 
 
 OTHERS_APPEND = [("start", 0, "a", "x", False), ("append", 1, "a", "x", False), ("close", 0)]
 IN_FLIGHT = [("start", 0, "a", "x", False), ("take", 0, 2, 0), ("audio", 0, 1.0, False), ("close", 0)]
 
 
-@settings(max_examples=40, deadline=None)
 @example(True, OTHERS_APPEND)
 @example(False, IN_FLIGHT)
 @given(st.booleans(), st.lists(STEPS, min_size=5, max_size=40))

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.client.fake_server import Speakers
-from tests.unit.gateway.attackers import ADDRESS, PREFACE, SCRIPTS, SETTINGS, frame
+from tests.unit.edge.http2 import PREFACE, Kind, frame
+from tests.unit.gateway.attackers import ADDRESS, SCRIPTS
 from tests.unit.gateway.company import Company, Proc
 from tests.unit.gateway.marks import long
 from tests.unit.gateway.rig import TIMEOUT_S, FakeTriton
@@ -84,7 +85,7 @@ def test_floods_one_after_another_leave_no_memory(gate: Process) -> None:
 
 def test_connections_that_say_nothing_or_little(gate: Process, company: Company) -> None:
     """A hundred of them, which stop before, in and after the preface."""
-    beginnings = [b"", PREFACE[:5], PREFACE, PREFACE + frame(SETTINGS, 0, 0)[:4], PREFACE + frame(SETTINGS, 0, 0)]
+    beginnings = [b"", PREFACE[:5], PREFACE, PREFACE + frame(Kind.SETTINGS, 0, 0)[:4], PREFACE + frame(Kind.SETTINGS, 0, 0)]
     sockets = []
     for number in range(SLOW_CONNECTIONS):
         made = socket.create_connection(("127.0.0.1", port_of(gate)), source_address=(ADDRESS, 0))

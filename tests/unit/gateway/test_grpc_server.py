@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import queue
-import random
-import subprocess
-import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,9 +13,8 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from bistream.client.client import BistreamClient
-from bistream.errors import BistreamError, InvalidInputError, UnknownSessionError
 from gateway.keys import Keys
-from gateway.settings import GateLimits, TlsSettings
+from gateway.settings import GateLimits
 from tests.unit.client.fake_server import Received, Speakers, Stream
 from tests.unit.gateway.requests import BISTREAM, OFFLINE, message
 from tests.unit.gateway.rig import GateRig
@@ -78,15 +73,6 @@ def test_our_client_speaks_through_the_gate(rig: GateRig) -> None:
     assert {request.inputs["session_id"] for request in rig.server.received[-3:]} != {b"mine"}
 
 
-def test_a_cancelled_session_says_so_under_its_own_id(rig: GateRig) -> None:
-    with BistreamClient(rig.grpc_url).start(speaker_id="anna", text="Hello", session_id="mine") as session:
-        next(iter(session))
-        session.cancel()
-        with pytest.raises(BistreamError) as ended:
-            list(session)
-    assert (ended.value.code, ended.value.session_id) == ("CANCELLED", "mine")
-
-
 def test_headers_of_a_client_end_at_the_gate(rig: GateRig) -> None:
     with Client(rig, TRITON_DEADLY) as client:
         client.send(message(target_text="x", session_id="a", is_start=True, is_end=True))
@@ -119,66 +105,11 @@ def test_an_empty_final_response_comes_only_to_those_who_ask(rig: GateRig) -> No
         assert client.call.code() == grpc.StatusCode.OK
 
 
-def test_the_end_of_the_requests_is_not_the_end_of_the_answers(rig: GateRig) -> None:
-    with Client(rig) as client:
-        client.send(message(target_text="x", is_start=True, is_end=True))
-        client.half_close()
-        assert [told(response)[1] for response in client.call] == ["audio", "final"]
-        assert client.call.code() == grpc.StatusCode.OK
-
-
 def test_a_recording_of_megabytes_arrives_whole(rig: GateRig) -> None:
     recording = np.linspace(-1, 1, 480_000, dtype=np.float32)
     with BistreamClient(rig.grpc_url).start(reference_wav=recording, reference_text="x", text="x", is_end=True) as session:
         assert len(list(session)) == 1
     assert np.array_equal(rig.server.received[-1].inputs["reference_wav"][0], recording)
-
-
-def test_a_message_over_the_limit_ends_its_own_stream_only() -> None:
-    with GateRig(Speakers(), GateLimits(max_message_bytes=100_000)) as rig, Client(rig) as other:
-        with Client(rig) as client:
-            client.send(message(target_text="x", reference_wav=[0.0] * 60_000))
-            with pytest.raises(grpc.RpcError) as ended:
-                client.take()
-            assert ended.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        other.send(message(target_text="x", is_end=True))
-        assert told(other.take())[1] == "audio"
-
-
-@pytest.mark.parametrize("when", ["before the audio", "in the midst"])
-def test_a_client_that_goes_frees_the_servers_stream(when: str) -> None:
-    with GateRig(Speakers()) as rig:
-        client = Client(rig)
-        client.send(message(target_text="x" if when == "in the midst" else "", session_id="a", is_start=True, is_end=False))
-        if when == "in the midst":
-            client.take()
-        else:
-            rig.wait_for(lambda: len(rig.server.received) == 1)
-        client.call.cancel()
-        assert rig.server.stream_gone.wait(240)
-        rig.wait_for(lambda: rig.gate.admission.sessions == 0 and rig.gate.admission.calls == 0)
-
-
-def test_a_server_that_dies_gives_each_session_one_error_and_the_stream_a_proper_end() -> None:
-    with GateRig(Speakers()) as rig, Client(rig) as client:
-        for name in ("a", "b"):
-            client.send(message(request_id=name, target_text="x", session_id=name, is_start=True, is_end=False))
-        assert {told(client.take())[0] for _ in range(2)} == {"a", "b"}
-        rig.server.stop()
-        came = [client.take() for _ in range(4)]
-        assert sorted(told(response) for response in came) == [
-            ("a", "ENGINE_ERROR", False),
-            ("a", "final", True),
-            ("b", "ENGINE_ERROR", False),
-            ("b", "final", True),
-        ]
-        assert all(f"[session {told(response)[0]}]" in response.error_message for response in came if response.error_message)
-        rig.wait_for(lambda: not rig.gate.is_ready)
-        client.send(message(request_id="c", target_text="x", is_end=True))
-        assert told(client.take())[:2] == ("c", "ENGINE_ERROR")
-        client.take()
-        client.half_close()
-        assert list(client.call) == [] and client.call.code() == grpc.StatusCode.OK
 
 
 def flood(request: Received, stream: Stream) -> None:
@@ -336,82 +267,4 @@ def test_keys_open_everything_but_health() -> None:
         assert all("authorization" not in metadata for metadata in rig.server.metadata)
 
 
-def test_streams_of_an_address_are_bounded() -> None:
-    with GateRig(Speakers(), GateLimits(streams_per_address=1)) as rig, Client(rig) as first:
-        rig.wait_for(lambda: rig.gate.admission.calls == 1)
-        with Client(rig) as second:
-            with pytest.raises(grpc.RpcError) as refused:
-                second.take()
-            assert "BUSY" in refused.value.details()
-        first.send(message(target_text="x", is_end=True))
-        assert told(first.take())[1] == "audio"
-
-
-def test_strangers_do_not_reach_a_session(rig: GateRig) -> None:
-    with BistreamClient(rig.grpc_url).start(speaker_id="anna", text="Hello", session_id="known") as session:
-        next(iter(session))
-        with Client(rig) as stranger:
-            for attack in (message(session_id="known", is_cancel=True), message(session_id="known", is_start=False, target_text="x")):
-                stranger.send(attack)
-                assert told(stranger.take())[1] == UnknownSessionError.code
-                stranger.take()
-        session.end_text("more")
-        assert len(list(session)) == 1
-
-
-@pytest.fixture(scope="module")
-def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 that is its own authority."""
-    folder = tmp_path_factory.mktemp("pem")
-    subject = ["-subj", "/CN=gate", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
-    subprocess.run([*command, "-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")], check=True, capture_output=True)
-    return folder
-
-
-@pytest.mark.parametrize("mutual", [False, True])
-def test_tls(pem: Path, mutual: bool) -> None:
-    certificate, key = pem / "certificate.pem", pem / "key.pem"
-    with GateRig(Speakers(), tls=TlsSettings(certificate, key, certificate if mutual else None)) as rig:
-        authority = certificate.read_bytes()
-        own = (key.read_bytes(), authority) if mutual else (None, None)
-        with grpc.secure_channel(rig.grpc_url, grpc.ssl_channel_credentials(authority, *own)) as channel:
-            assert service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerReady(service_pb2.ServerReadyRequest(), timeout=240).ready
-        if mutual:
-            with grpc.secure_channel(rig.grpc_url, grpc.ssl_channel_credentials(authority)) as channel, pytest.raises(grpc.RpcError):
-                service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerReady(service_pb2.ServerReadyRequest(), timeout=240)
-
-
 # Many at a time
-
-
-def test_many_clients_at_a_time_get_what_is_theirs(rig: GateRig) -> None:
-    failures: list[str] = []
-
-    def speak(number: int) -> None:
-        try:
-            choose = random.Random(number)
-            with BistreamClient(rig.grpc_url).start(speaker_id="anna", text="x", session_id="the-same-for-all") as session:
-                pieces = choose.randrange(1, 20)
-                for _ in range(pieces):
-                    session.push_text("x")
-                if choose.random() < 0.3:
-                    return  # gone
-                session.end_text("x")
-                heard = [chunk.sequence_number for chunk in session]
-                assert heard == list(range(pieces + 2)), heard
-        except (AssertionError, BistreamError, ConnectionError) as error:
-            failures.append(repr(error))
-
-    threads = [threading.Thread(target=speak, args=(number,)) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    rig.wait_for(lambda: rig.gate.admission.sessions == 0)
-
-
-def test_errors_of_our_client_are_the_gates(rig: GateRig) -> None:
-    with pytest.raises(InvalidInputError), BistreamClient(rig.grpc_url).start(session_id="a b", text="x") as session:
-        list(session)

@@ -12,7 +12,8 @@ from tritonclient.grpc import service_pb2
 from gateway.grpc_server import SPARE_STREAMS
 from gateway.settings import GateLimits
 from tests.unit.client.fake_server import Speakers
-from tests.unit.gateway.attackers import PING, Connection, frame, rapid_resets
+from tests.unit.edge.http2 import Kind, frame
+from tests.unit.gateway.attackers import Connection, rapid_resets
 from tests.unit.gateway.rig import TIMEOUT_S, GateRig
 
 SHARE = 4
@@ -46,9 +47,9 @@ def test_they_count_until_the_gate_has_seen_them(behind_proxy: bool) -> None:
 
 def send(port: int) -> None:
     """All resets, until the server has read them: it answers a ping behind them."""
-    connection = Connection(port, lambda: itertools.chain(rapid_resets(), [frame(PING, 0, 0, bytes(8))]))
+    connection = Connection(port, lambda: itertools.chain(rapid_resets(), [frame(Kind.PING, 0, 0, bytes(8))]))
     deadline = time.monotonic() + TIMEOUT_S
-    while not connection.frames[PING]:
+    while not connection.frames[Kind.PING]:
         assert connection.advance() and time.monotonic() < deadline
         time.sleep(0.001)
     connection.socket.close()

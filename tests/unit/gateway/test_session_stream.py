@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.conversation import Conversation
@@ -26,6 +26,7 @@ from tests.unit.gateway.requests import request as request_of
 KEY = "k" * 16
 PLENTY = 10_000_000
 RECORDING = [0.0] * 50_000  # 200 KB
+run_coroutine = run_moved
 
 
 class Scene:
@@ -72,7 +73,6 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(STEPS, st.booleans(), st.integers(1, 3_000))
 def test_triton_reads_whole_messages_in_their_order_whoever_vanishes(steps: list[tuple[str, int, int]], leaves: bool, room: int) -> None:
     """The last room is ample: then everything has come, and where the home has left, the cancel after it and the proper end."""
@@ -113,7 +113,7 @@ def test_triton_reads_whole_messages_in_their_order_whoever_vanishes(steps: list
         await settle()
         assert scene.house.gate.admission.sessions == 0 and scene.house.gate.output_budget.used == 0
 
-    run_moved(test)
+    run_moved(test())
 
 
 def text_of(one: Any) -> bytes:
@@ -121,93 +121,61 @@ def text_of(one: Any) -> bytes:
     return bytes(tensors.get("target_text", b"\0" * 4)[4:])
 
 
-def test_a_later_request_has_no_recording() -> None:
+async def test_a_later_request_has_no_recording() -> None:
     """So only a start is large; the models refuse it too."""
-
-    async def test() -> None:
-        scene = Scene()
-        client = scene.client()
-        await client.send(start("mine", "x"))
-        await client.send(with_recording(session_id="mine", is_start=False))
-        await client.send(read_request(message(session_id="mine", is_start=False, is_end=False, source_wav=RECORDING), GateLimits()))
-        refused = await answers(client, 4)
-        assert [told(one)[1] for one in refused] == ["INVALID_INPUT", "final"] * 2
-        await client.send(read_request(message(session_id="mine", is_cancel=True, reference_wav=RECORDING), GateLimits()))
-        assert scene.ids == ["0", "1"]
-        assert set(scene.stream.tensors()) == {"is_cancel", "session_id"}
-        await vanish(client)
-        scene.stream.lose()
-
-    run_moved(test)
+    scene = Scene()
+    client = scene.client()
+    await client.send(start("mine", "x"))
+    await client.send(with_recording(session_id="mine", is_start=False))
+    await client.send(read_request(message(session_id="mine", is_start=False, is_end=False, source_wav=RECORDING), GateLimits()))
+    refused = await answers(client, 4)
+    assert [told(one)[1] for one in refused] == ["INVALID_INPUT", "final"] * 2
+    await client.send(read_request(message(session_id="mine", is_cancel=True, reference_wav=RECORDING), GateLimits()))
+    assert scene.ids == ["0", "1"]
+    assert set(scene.stream.tensors()) == {"is_cancel", "session_id"}
+    await vanish(client)
+    scene.stream.lose()
 
 
 @pytest.mark.parametrize("model", ["cosyvoice2_bistream", "cosyvoice2"])
-def test_a_start_that_was_not_begun_to_be_sent_is_taken_back_at_once(model: str) -> None:
-    async def test() -> None:
-        scene = Scene()
-        client = scene.client()
-        values: dict[str, Any] = {"session_id": "mine", "is_end": False} if model == "cosyvoice2_bistream" else {}
-        task = asyncio.create_task(
-            client.send(read_request(message(model, target_text="y", reference_wav=RECORDING, **values), GateLimits()))
-        )
-        await asyncio.sleep(0)
-        assert len(scene.house.gate.sessions) == 1 and not scene.stream.is_writing
-        await vanish(client, task)
-        assert scene.stream.is_cancelled and not scene.stream.sent
-
-    run_moved(test)
+async def test_a_start_that_was_not_begun_to_be_sent_is_taken_back_at_once(model: str) -> None:
+    scene = Scene()
+    client = scene.client()
+    values: dict[str, Any] = {"session_id": "mine", "is_end": False} if model == "cosyvoice2_bistream" else {}
+    task = asyncio.create_task(client.send(read_request(message(model, target_text="y", reference_wav=RECORDING, **values), GateLimits())))
+    await asyncio.sleep(0)
+    assert len(scene.house.gate.sessions) == 1 and not scene.stream.is_writing
+    await vanish(client, task)
+    assert scene.stream.is_cancelled and not scene.stream.sent
 
 
-def test_a_start_that_has_no_room_is_sent_whole_and_then_cancelled() -> None:
-    async def test() -> None:
-        scene = Scene(room=0)
-        client = scene.client()
-        task = asyncio.create_task(client.send(start("mine", "x")))
-        await settle()
-        assert scene.stream.is_writing and not task.done()
-        await vanish(client, task)
-        assert not scene.stream.is_cancelled and not scene.stream.is_finished
-        scene.stream.give_room(PLENTY)
-        await settle()
-        assert scene.ids == ["0", CANCEL] and scene.stream.is_finished and not scene.stream.is_cancelled
-        scene.stream.lose()
-
-    run_moved(test)
-
-
-def test_a_session_that_fails_in_the_midst_of_a_request_ends_after_it() -> None:
-    async def test() -> None:
-        scene = Scene(room=1_000, limits=GateLimits(max_unread_audio_s=1))
-        client = scene.client()
-        await client.send(start("mine", "x"))
-        task = asyncio.create_task(client.send(append("mine", "y" * 2_000)))
-        await settle()
-        assert not task.done()
-        for _ in range(2):
-            scene.stream.audio(seconds=2)
-        assert len(scene.house.gate.sessions) == 0 and not scene.stream.is_finished
-        scene.stream.give_room(PLENTY)
-        await settle()
-        assert task.done()
-        assert scene.ids == ["0", "1", CANCEL] and scene.stream.is_finished and not scene.stream.is_cancelled
-        client.close()
-        scene.stream.lose()
-
-    run_moved(test)
+async def test_a_session_that_fails_in_the_midst_of_a_request_ends_after_it() -> None:
+    scene = Scene(room=1_000, limits=GateLimits(max_unread_audio_s=1))
+    client = scene.client()
+    await client.send(start("mine", "x"))
+    task = asyncio.create_task(client.send(append("mine", "y" * 2_000)))
+    await settle()
+    assert not task.done()
+    for _ in range(2):
+        scene.stream.audio(seconds=2)
+    assert len(scene.house.gate.sessions) == 0 and not scene.stream.is_finished
+    scene.stream.give_room(PLENTY)
+    await settle()
+    assert task.done()
+    assert scene.ids == ["0", "1", CANCEL] and scene.stream.is_finished and not scene.stream.is_cancelled
+    client.close()
+    scene.stream.lose()
 
 
-def test_where_the_model_knows_no_cancel_the_stream_is_reset_in_a_quiet_moment() -> None:
-    async def test() -> None:
-        scene = Scene()
-        client = scene.client()
-        await client.send(request_of("cosyvoice2", target_text="x"))
-        await vanish(client)
-        assert scene.ids == ["0"] and not scene.stream.is_cancelled, "it has just carried a request"
-        assert len(scene.house.gate.sessions) == 0
-        await wait(2 * QUIET_S, QUIET_S / 4)
-        assert scene.stream.is_cancelled and not scene.stream.is_finished
-
-    run_moved(test)
+async def test_where_the_model_knows_no_cancel_the_stream_is_reset_in_a_quiet_moment() -> None:
+    scene = Scene()
+    client = scene.client()
+    await client.send(request_of("cosyvoice2", target_text="x"))
+    await vanish(client)
+    assert scene.ids == ["0"] and not scene.stream.is_cancelled, "it has just carried a request"
+    assert len(scene.house.gate.sessions) == 0
+    await wait(2 * QUIET_S, QUIET_S / 4)
+    assert scene.stream.is_cancelled and not scene.stream.is_finished
 
 
 def test_a_stream_that_does_not_end_is_reset_after_a_stop_that_sessions_survive() -> None:
@@ -223,32 +191,26 @@ def test_a_stream_that_does_not_end_is_reset_after_a_stop_that_sessions_survive(
         await wait(2.0)
         assert scene.stream.is_cancelled
 
-    run_moved(test)
+    run_moved(test())
 
 
-def test_at_the_end_triton_has_time_to_answer_the_cancels() -> None:
-    async def test() -> None:
-        scene = Scene()
-        client = scene.client()
-        await client.send(start("mine", "x"))
-        closing = asyncio.create_task(scene.house.gate.close())
-        await settle()
-        assert scene.ids == ["0", CANCEL] and scene.stream.is_finished and not closing.done()
-        scene.stream._end(True)
-        await settle()
-        assert closing.done()
-
-    run_moved(test)
+async def test_at_the_end_triton_has_time_to_answer_the_cancels() -> None:
+    scene = Scene()
+    client = scene.client()
+    await client.send(start("mine", "x"))
+    closing = asyncio.create_task(scene.house.gate.close())
+    await settle()
+    assert scene.ids == ["0", CANCEL] and scene.stream.is_finished and not closing.done()
+    scene.stream._end(True)
+    await settle()
+    assert closing.done()
 
 
-def test_at_the_end_a_silent_triton_is_not_waited_for() -> None:
-    async def test() -> None:
-        scene = Scene()
-        client = scene.client()
-        await client.send(start("mine", "x"))
-        closing = asyncio.create_task(scene.house.gate.close())
-        await settle()
-        await wait(3.0, 0.25)
-        assert closing.done() and scene.stream.is_cancelled
-
-    run_moved(test)
+async def test_at_the_end_a_silent_triton_is_not_waited_for() -> None:
+    scene = Scene()
+    client = scene.client()
+    await client.send(start("mine", "x"))
+    closing = asyncio.create_task(scene.house.gate.close())
+    await settle()
+    await wait(3.0, 0.25)
+    assert closing.done() and scene.stream.is_cancelled

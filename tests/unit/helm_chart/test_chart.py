@@ -15,15 +15,12 @@ import yaml
 
 from bistream.keeper.health import LIVE, METRICS, READY
 from bistream.keeper.host_limits import host_needs
-from bistream.keeper.server_process import ServerSettings
 from bistream.metrics.families import BY_NAME
 from gateway.options import limits_of
 from gateway.settings import GateLimits
-from scripts.fill_template import placeholders
-from scripts.make_model_repo import OF_THE_CHECKPOINT, make, model_names, model_values, read_template
+from scripts.make_model_repo import make, model_names, model_values
 from scripts.serve import parse_arguments
-from tests.unit.helm_chart.rendering import CHART, Release, notes, release
-from tests.unit.interfaces.rig import running
+from tests.unit.helm_chart.rendering import CHART, Release, release
 
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
@@ -76,11 +73,6 @@ def test_a_mistake_in_the_values_is_refused(values: dict[str, Any], word: str) -
         release(values)
 
 
-def test_the_schema_knows_the_parameters_of_every_template() -> None:
-    known = {model: set(found["properties"]) for model, found in SCHEMA["properties"]["settings"]["properties"].items()}
-    assert known == {model: placeholders(read_template(model)) - {"model_dir", *OF_THE_CHECKPOINT} for model in model_names()}
-
-
 def test_every_value_is_in_the_schema_and_used() -> None:
     files = (*(CHART / "templates").iterdir(), CHART / "files" / "envoy.yaml")
     templates = "".join(path.read_text(encoding="utf-8") for path in files)
@@ -116,10 +108,6 @@ def test_the_arguments_are_options_of_serve(behind_envoy: bool) -> None:
     assert given.keys_file == Path("/secrets/keys/keys") and given.sessions_per_key == 40
     assert given.tls_client_ca == (None if behind_envoy else Path("/secrets/tls/ca.crt"))
     assert given.behind_proxy == behind_envoy and limits_of(given).sessions_per_address == GateLimits.sessions_per_address
-
-
-def test_the_default_start_timeout_is_that_of_serve() -> None:
-    assert VALUES["startTimeoutSeconds"] == ServerSettings.start_timeout_s
 
 
 def settings_of(found: Release) -> dict[str, str]:
@@ -160,21 +148,6 @@ def test_probes_and_metrics_are_those_of_the_keeper() -> None:
     assert found.one("ServiceMonitor", "demo-bistream")["spec"]["endpoints"][0]["path"] == METRICS
     checks = [check for cluster in found.envoy_config["static_resources"]["clusters"] for check in cluster.get("health_checks", [])]
     assert {check["http_health_check"]["path"] for check in checks} == {READY} and len(checks) == 2
-
-
-def test_probes_and_metrics_of_the_interfaces_are_theirs() -> None:
-    found = release({"interfaces": {"enabled": True}, "serviceMonitor": {"enabled": True}})
-    assert found.interfaces is not None
-    (container,) = found.interfaces["spec"]["template"]["spec"]["containers"]
-    probed = [container[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")]
-    probed.append(found.one("ServiceMonitor", "demo-bistream-interfaces")["spec"]["endpoints"][0]["path"])
-    assert probed == ["/health/ready", "/health/live", "/metrics"]
-    assert "--allowed-hosts=demo-bistream-interfaces,demo-bistream-interfaces.speech,demo-bistream-interfaces.speech.svc,demo" in str(
-        container["args"]
-    )
-    with running() as front:  # before no server
-        assert [status(front.http + path) for path in probed] == [503, 200, 200]
-        assert [status(front.http + path, "10.1.2.3:8080") for path in (*probed, "/")] == [503, 200, 200, 400]
 
 
 def status(url: str, host: str = "localhost") -> int:
@@ -224,8 +197,3 @@ def test_a_change_of_the_keys_or_of_envoy_restarts_the_pods_that_read_it() -> No
     one, other = ({"apiKeys": {"keys": [f"a-key-that-is-secret-{number}"]}} for number in "12")
     assert annotations(one, "server") != annotations(other, "server")
     assert annotations({}, "envoy") != annotations({"envoy": {"dnsRefreshSeconds": 9}}, "envoy")
-
-
-def test_the_notes_name_what_is_open() -> None:
-    assert "No API keys are set" in notes({}) and "No API keys" not in notes({"apiKeys": {"existingSecret": "keys"}})
-    assert "stays with one server" in notes({"envoy": {"enabled": False}})

@@ -63,15 +63,6 @@ def test_they_show_a_certificate_of_their_own_where_the_gates_want_one(secret: P
     assert "--server-tls-certificate=/secrets/server-tls/tls.crt" in container["args"]
 
 
-@pytest.mark.parametrize("tls", [{}, {"clientCa": True}])
-def test_behind_envoy_they_call_the_gates_without_tls(tls: dict[str, Any], secret: Path) -> None:
-    """Envoy ends TLS before the gates, and the interfaces go past it; towards their own clients they have it."""
-    release = rendered(tls, behind_envoy=True, serverTls={"ca": True, "certificateSecret": "interfaces-tls"})
-    found = settings(release, secret)
-    assert not found.server_security.tls and found.tls_certificate is not None
-    assert "server-tls" not in [volume["name"] for volume in pod(release)["volumes"]]
-
-
 def test_the_notes_tell_the_name_that_the_certificate_needs(secret: Path) -> None:
     (server,) = settings(rendered({}), secret).servers
     host = server.partition(":")[0]

@@ -78,12 +78,6 @@ def test_hops_wait_for_others_only_while_all_their_listeners_have_audio(items: l
     assert pressed <= queue.prefix(MAX_BATCH_HOPS, turns.pace.tokens_within(LONG_BATCH_S)), "a server short of time never waits"
 
 
-def test_hops_of_listeners_with_audio_wait_for_others() -> None:
-    assert made().may_wait(None, queue_of([(False, 3.0, 25)]), NOW_S)
-    assert made().may_wait(BatchStanding(False, NOW_S + 3.0, 25, STEPS, 4), queue_of([]), NOW_S)
-    assert not made().may_wait(None, queue_of([(False, 0.28, 25)]), NOW_S)
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(hops, max_size=90), st.integers(0, 3), st.integers(0, 30))
 def test_a_batch_is_a_prefix_of_the_queue_within_bounds(items: list[Item], max_suspensions: int, firsts: int) -> None:
@@ -122,23 +116,6 @@ def test_a_batch_gives_way_only_for_somebody_and_at_nobodys_cost(batch: BatchSta
     rest_s = turns.pace.seconds(batch.tokens) * batch.steps_left / batch.steps
     assert NOW_S + first_s + rest_s + MARGIN_S <= batch.earliest_deadline_s
     assert made(0).after_step(batch, queue_of(items), NOW_S) is not StepDecision.SUSPEND
-
-
-def test_each_reason_to_go_on() -> None:
-    calm = BatchStanding(False, NOW_S + 3.0, 1600, STEPS, 8)
-    first = queue_of([(True, 0.0, 18)])
-    turns = made()
-    assert turns.after_step(calm, first, NOW_S) is StepDecision.SUSPEND
-    for changes, reason in (
-        ({"has_first": True}, StepDecision.URGENT),
-        ({"steps_left": 1}, StepDecision.NEARLY_DONE),
-        ({"suspensions": 3}, StepDecision.OFTEN_ENOUGH),
-        ({"earliest_deadline_s": NOW_S + 0.1}, StepDecision.NO_SLACK),
-    ):
-        batch = BatchStanding(**{**vars(calm), **changes})
-        assert turns.after_step(batch, first, NOW_S) is reason
-    assert turns.after_step(calm, queue_of([(False, 2.0, 25)]), NOW_S) is StepDecision.NOBODY_WAITS
-    assert turns.after_step(calm, queue_of([(False, 0.2, 25)]), NOW_S) is StepDecision.SUSPEND  # nearly late
 
 
 def test_whole_batches_are_shorter_while_first_hops_keep_coming() -> None:
@@ -265,9 +242,3 @@ def test_a_flood_of_first_hops_ends_no_batch(seed: int, most: int) -> None:
     worker.run()
     assert len(worker.done) == 2100
     assert max(worker.suspended_s, default=0.0) <= most * (LONG_BATCH_S + 0.01)
-
-
-def test_the_simulation_detects_an_overload() -> None:
-    worker = Worker(made(), offered(random.Random(2), 3.0, 10.0))
-    worker.run()
-    assert worker.late() > 50

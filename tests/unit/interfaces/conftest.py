@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from interfaces.core import servers
-from tests.unit.interfaces.rig import START_TIMEOUT_S
+from tests.unit.interfaces.rig import START_TIMEOUT_S, ReadyServer, Running, reading, running
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,3 +16,16 @@ def patient_checks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(servers, "CHECK_TIMEOUT_S", START_TIMEOUT_S)
         yield
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ReadyServer]:
+    with reading() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def front(server: ReadyServer, request: pytest.FixtureRequest) -> Iterator[Running]:
+    """Before ``server``, with ``LIMITS`` of the module that asks."""
+    with running(server.address, limits=getattr(request.module, "LIMITS", None)) as made:
+        yield made

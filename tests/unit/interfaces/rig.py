@@ -24,7 +24,7 @@ from interfaces.settings import InterfaceLimits, Settings
 from interfaces.web.access import Access
 from interfaces.web.app import make_app
 from tests.unit.client.fake_server import SAMPLES_PER_CHARACTER as SAMPLES_PER_CHARACTER
-from tests.unit.client.fake_server import FakeServer, Reader, Stream, decode
+from tests.unit.client.fake_server import Behaviour, FakeServer, Reader, Stream, decode
 
 START_TIMEOUT_S = 120.0
 ANNA = Voice("anna", "anna", speaker_id="anna")
@@ -127,8 +127,9 @@ class ReadyServer(FakeServer):
 
 
 @contextlib.contextmanager
-def reading() -> Iterator[ReadyServer]:
-    server = ReadyServer(Reader())
+def reading(behave: Behaviour | None = None) -> Iterator[ReadyServer]:
+    """behave: in place of reading every text aloud."""
+    server = ReadyServer(behave or Reader())
     try:
         yield server
     finally:

@@ -10,7 +10,6 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from interfaces.core.service import LINES_WITHOUT_AUDIO
 from interfaces.core.voices import VoiceStore
 from interfaces.settings import InterfaceLimits, Settings
 from tests.unit.client.fake_server import FakeServer
-from tests.unit.interfaces.rig import ANNA, Running, reading, running
+from tests.unit.interfaces.rig import ANNA, Running, running
 from tests.unit.interfaces.test_gone_clients import wait_in_loop
 from tests.unit.interfaces.test_http import wait_until
 
@@ -36,16 +35,7 @@ SPEECH = "/v1/audio/speech"
 MINE, THEIRS = "a-key-of-the-tests-1", "a-key-of-the-tests-2"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[FakeServer]:
-    with reading() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def front(server: FakeServer) -> Iterator[Running]:
-    with running(server.address, limits=InterfaceLimits(max_message_bytes=5000)) as made:
-        yield made
+LIMITS = InterfaceLimits(max_message_bytes=5000)  # of ``front``
 
 
 def exchange(front: Running, *parts: bytes) -> bytes:

@@ -96,20 +96,6 @@ def test_settings_are_those_of_the_message_that_opens() -> None:
     assert (opened.format.codec, opened.format.sample_rate) == ("pcm_f32le", 44100)
 
 
-def test_an_empty_context_is_done_at_once() -> None:
-    one = player()
-    assert [message["type"] for message in send(one, "", **{"continue": False})] == ["done"]
-    assert send(one, "", **{"continue": True}) == [] and one.opened == []
-
-
-def test_contexts_beside_each_other() -> None:
-    one = player()
-    send(one, "a", "c1", **{"continue": True})
-    send(one, "b", "c2", **{"continue": True})
-    assert one.texts == {"1": "a", "2": "b"}
-    assert one.audio("2", Made(b"x", 1.0, 1))[0]["context_id"] == "c2"
-
-
 def test_a_cancel_is_immediate_and_answered_by_nothing() -> None:
     """The package takes a ``done`` of a context that it has cancelled as the end of whichever one it reads."""
     one = speaking()
@@ -131,14 +117,6 @@ def test_the_rest_of_a_text_is_not_spoken_without_its_beginning(ends: str) -> No
     assert one.texts == {} and one.closed is None
     send(one, "Another one.", "c2")
     assert one.texts == {"2": "Another one."}
-
-
-def test_a_context_that_is_done_can_be_opened_again() -> None:
-    one = player()
-    for speech in ("1", "2"):
-        send(one, "Hello.")
-        one.finished(speech)
-    assert [opened.speech for opened in one.opened] == ["1", "2"]
 
 
 def test_flushes_are_counted_from_one() -> None:
@@ -165,10 +143,6 @@ def test_words_are_told_at_a_flush_though_more_text_may_follow() -> None:
     send(one, "", flush=True, **{"continue": True})
     assert times(one.audio("1", Made(b"xx", 1100.0, 11, 11))) == [("Hello", 0.0, 0.5)]
     assert times(one.flushed("1")) == [("there", 0.6, 1.1)]
-
-
-def test_a_server_without_positions_tells_words_when_they_are_certainly_spoken() -> None:
-    assert times(speaking(add_timestamps=True).audio("1", Made(b"xx", 600.0, 6))) == [("Hello", 0.0, 0.5)]
 
 
 @pytest.mark.parametrize(

@@ -90,16 +90,6 @@ def speak(text: str) -> str:
     return json.dumps({"type": "Speak", "text": text})
 
 
-def test_a_client_that_does_not_read_is_left() -> None:
-    async def run() -> None:
-        socket, service = MemorySocket(reads=False), ScriptedService(InterfaceLimits(send_timeout_s=20.0))
-        socket.incoming.put_nowait(speak("Hello"))
-        await converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), socket, service).run()
-        assert service.open_speeches == 0 and not any(isinstance(message, bytes) for message in socket.sent)
-
-    run_at_once(run())
-
-
 def test_an_idle_socket_is_closed_and_a_speaking_one_is_not() -> None:
     async def run() -> None:
         socket, service = MemorySocket(), ScriptedService(InterfaceLimits(idle_socket_s=60.0))
@@ -148,52 +138,21 @@ def test_any_life_of_a_conversation_ends_without_a_failure_of_its_own(name: str,
     assert faults == []
 
 
-def test_errors_are_said_with_the_protocols_own_code() -> None:
-    async def run() -> None:
-        socket, service = MemorySocket(), ScriptedService(InterfaceLimits())
-        socket.incoming.put_nowait(speak("x1"))
-        await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), socket, service).run(), WAIT_S)
-        event = json.loads(socket.sent[-1])
-        assert event == {"type": "Error", "code": "NET-0000", "description": "Computing failed; try again."}
-        assert socket.closed is not None and socket.closed[0] == 1011
-
-    asyncio.run(run())
-
-
 def broken(encoder: Encoder, samples: Any) -> bytes:
     raise RuntimeError("The codec does not like it.")
 
 
 @pytest.mark.parametrize("pieces", [0, 3])
-def test_an_error_of_the_encoder_is_said_and_frees_the_place(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
-    async def run() -> None:
-        closed: list[Encoder] = []
-        monkeypatch.setattr(Encoder, "feed", broken)
-        monkeypatch.setattr(Encoder, "close", lambda encoder: closed.append(encoder))
-        socket, service = MemorySocket(), ScriptedService(InterfaceLimits())
-        for _ in range(1 + pieces):
-            socket.incoming.put_nowait(speak("Hello"))
-        await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), socket, service).run(), WAIT_S)
-        assert json.loads(socket.sent[-1])["type"] == "Error" and "The gateway failed" in str(socket.sent[-1])
-        assert service.open_speeches == 0 and len(closed) == 1
-
-    asyncio.run(run())
-
-
-def test_the_encoder_of_a_client_that_leaves_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        closed: list[Encoder] = []
-        monkeypatch.setattr(Encoder, "close", lambda encoder: closed.append(encoder))
-        socket, service = MemorySocket(), ScriptedService(InterfaceLimits())
+async def test_an_error_of_the_encoder_is_said_and_frees_the_place(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+    closed: list[Encoder] = []
+    monkeypatch.setattr(Encoder, "feed", broken)
+    monkeypatch.setattr(Encoder, "close", lambda encoder: closed.append(encoder))
+    socket, service = MemorySocket(), ScriptedService(InterfaceLimits())
+    for _ in range(1 + pieces):
         socket.incoming.put_nowait(speak("Hello"))
-        running = asyncio.ensure_future(converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), socket, service).run())
-        while not any(isinstance(message, bytes) for message in socket.sent):
-            await asyncio.sleep(0)
-        socket.incoming.put_nowait(None)
-        await asyncio.wait_for(running, WAIT_S)
-        assert len(closed) == 1
-
-    asyncio.run(run())
+    await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), socket, service).run(), WAIT_S)
+    assert json.loads(socket.sent[-1])["type"] == "Error" and "The gateway failed" in str(socket.sent[-1])
+    assert service.open_speeches == 0 and len(closed) == 1
 
 
 def test_the_voice_goes_on_evenly_within_a_chunk_and_certainty_comes_at_its_end() -> None:

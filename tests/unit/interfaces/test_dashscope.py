@@ -48,11 +48,6 @@ def test_a_client_without_a_format_gets_mp3() -> None:
     assert (chosen.codec, chosen.sample_rate) == ("mp3", 22050)
 
 
-def test_what_the_sdk_adds_is_tolerated() -> None:
-    one = started(enable_ssml=True, hot_fix={"a": 1}, language_hints=["zh"], bit_rate=64000)
-    assert one.opened[0].format.codec == "pcm_s16le"
-
-
 def test_an_instruction_says_how_to_speak() -> None:
     assert started(instruction="用四川话说这句话").opened[0].values == {"seed": 0, "instruct_text": "用四川话说这句话"}
     assert started(instruction="").opened[0].values == started(instruction=None).opened[0].values == {"seed": 0}
@@ -95,18 +90,6 @@ def test_the_text_up_to_a_flush_is_a_sentence() -> None:
     assert one.sent[-1]["payload"] == {"usage": {"characters": 14}}
 
 
-def test_a_flush_without_text_is_no_sentence() -> None:
-    one = started()
-    for _ in range(2):
-        send(one, "continue-task", {"flush": True})
-        one.flushed("1")
-    send(one, "continue-task", {"text": "One."})
-    one.audio("1", Made(b"xx", 400.0, 4))
-    send(one, "finish-task")
-    one.finished("1")
-    assert [output["type"] for output in sentences(one.sent)] == ["sentence-begin", "sentence-end"]
-
-
 def test_words_have_times_in_the_audio_of_the_task_and_places_in_their_sentence() -> None:
     one = started(word_timestamp_enabled=True)
     send(one, "continue-task", {"text": "好。"})
@@ -122,20 +105,6 @@ def test_words_have_times_in_the_audio_of_the_task_and_places_in_their_sentence(
     ends = [output["sentence"]["words"] for output in sentences(one.sent) if output["type"] == "sentence-end"]
     told = [[(word["text"], word["begin_index"], word["end_index"], word["begin_time"], word["end_time"]) for word in end] for end in ends]
     assert told == [[("好", 0, 1, 0, 200), ("。", 1, 2, 200, 400)], [("Yes", 0, 3, 400, 625), ("no.", 4, 7, 700, 1000)]]
-
-
-def test_words_are_left_out_unless_they_are_asked_for() -> None:
-    one = started()
-    send(one, "continue-task", {"text": "Yes."})
-    one.audio("1", Made(b"xx", 400.0, 4, 4))
-    send(one, "finish-task")
-    one.finished("1")
-    assert all(output["sentence"]["words"] == [] for output in sentences(one.sent))
-
-
-@pytest.mark.parametrize("bit_rate", [32, 32000])
-def test_opus_has_a_bit_rate_in_kbit(bit_rate: int) -> None:
-    assert started(format="opus", sample_rate=16000, bit_rate=bit_rate).opened[0].format.bit_rate == 32000
 
 
 def test_cancel_discards_the_rest_and_is_answered_with_task_finished() -> None:

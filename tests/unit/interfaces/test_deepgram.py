@@ -112,11 +112,6 @@ def test_the_totals_count_every_turn_once() -> None:
     assert totals["total_input_character_count"] == len("One two.Three.") and totals["total_audio_duration_ms"] == 500
 
 
-def test_without_an_offset_the_texts_are_left_out() -> None:
-    event = interrupt(speaking("One two.", (400.0, 4)), None)
-    assert event["audio_played_ms"] == 400 and "text_spoken" not in event and "text_remaining" not in event
-
-
 def test_an_interruption_without_speech_is_a_harmless_warning() -> None:
     assert interrupt(player(), None)["code"] == "NO_ACTIVE_SPEECH"
     one = speaking("One.", (400.0, 4))
@@ -132,25 +127,6 @@ def test_an_interruption_before_any_audio_ends_the_turn_and_what_waits() -> None
     send(one, "Speak", text="Two.")
     assert interrupt(one, None)["audio_played_ms"] == 0
     assert len(one.cancelled) == 1 and one.texts == {}
-
-
-def test_a_close_cancels_a_turn_without_a_flush() -> None:
-    one = speaking("One.", (400.0, 4))
-    assert kinds(send(one, "Close")) == ["SessionMetadata"]
-    assert one.cancelled and one.closed is not None and one.closed.code == 1000
-
-
-def test_an_interruption_ends_a_close_that_waits() -> None:
-    one = speaking("One.", (400.0, 4))
-    send(one, "Flush")
-    send(one, "Close")
-    assert kinds(send(one, "Interrupt")) == ["SpeechInterrupted", "SessionMetadata"]
-    assert one.cancelled and one.closed is not None
-
-
-def test_text_without_speech_completes_with_a_warning() -> None:
-    one = speaking("...")
-    assert [message.get("code") for message in send(one, "Flush")] == [None, "NO_SYNTHESIZABLE_TEXT"]
 
 
 def test_speed_holds_for_the_next_turns() -> None:

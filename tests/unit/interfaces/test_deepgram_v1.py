@@ -28,21 +28,6 @@ def flushed(number: int) -> dict[str, Any]:
     return {"type": "Flushed", "sequence_id": number}
 
 
-def test_a_turn_and_the_one_after_it() -> None:
-    one = player()
-    (metadata,) = one.sent
-    assert metadata["type"] == "Metadata" and {"request_id", "model_name", "model_version", "model_uuid"} <= set(metadata)
-    for word in ("Hello ", "world. "):
-        assert send(one, "Speak", text=word) == []
-    assert one.texts == {"1": "Hello world. "} and one.opened[0].voice == "anna"
-    assert send(one, "Flush") == [] and one.ended == {"1"}
-    assert one.audio("1", Made(b"xx", 500.0, 5)) == [b"xx"]
-    assert one.finished("1") == [flushed(0)]
-    send(one, "Speak", text="Again.")
-    send(one, "Flush")
-    assert one.finished("2") == [flushed(1)]
-
-
 def test_the_end_of_a_turn_is_told_behind_its_last_audio() -> None:
     """Clients take it as the end of the turn, so that audio behind it would be another one's."""
     one = player()
@@ -50,12 +35,6 @@ def test_the_end_of_a_turn_is_told_behind_its_last_audio() -> None:
     assert send(one, "Flush") == []
     one.audio("1", Made(b"xx", 500.0, 5))
     assert one.finished("1") == [flushed(0)]
-
-
-def test_a_flush_without_text_is_answered_at_once() -> None:
-    """LiveKit flushes also when no word came, and waits for the answer."""
-    one = player()
-    assert send(one, "Flush") == [flushed(0)] and one.opened == []
 
 
 def test_text_after_a_flush_waits_for_its_turn() -> None:
@@ -81,13 +60,6 @@ def test_a_cleared_turn_has_no_end_that_would_end_the_next_one() -> None:
     send(one, "Flush")
     assert one.finished("3") == [flushed(0)]
     assert send(one, "Clear") == [{"type": "Cleared", "sequence_id": 1}]  # nothing was under way
-
-
-def test_a_second_flush_asks_for_nothing_more() -> None:
-    one = player()
-    send(one, "Speak", text="First.")
-    assert send(one, "Flush") == send(one, "Flush") == []
-    assert one.finished("1") == [flushed(0)]
 
 
 @pytest.mark.parametrize("last", ["Close", "Clear"])
@@ -126,3 +98,16 @@ def test_a_failure_is_a_warning_and_a_close_that_is_none(error: Any, code: str, 
     send(one, "Speak", text="One.")
     assert one.failed("1", error) == [{"type": "Warning", "code": code, "description": error.sentence}]
     assert one.closed is not None and (one.closed.code, one.closed.reason) == (close, code)
+
+
+def test_a_second_flush_asks_for_nothing_more() -> None:
+    one = player()
+    send(one, "Speak", text="First.")
+    assert send(one, "Flush") == send(one, "Flush") == []
+    assert one.finished("1") == [flushed(0)]
+
+
+def test_a_flush_without_text_is_answered_at_once() -> None:
+    """LiveKit flushes also when no word came, and waits for the answer."""
+    one = player()
+    assert send(one, "Flush") == [flushed(0)] and one.opened == []

@@ -92,13 +92,6 @@ def test_sentences_that_come_without_a_blank_between_get_one() -> None:
     assert exact.texts == {"1": "".join(sentences)}
 
 
-def test_numbers_and_names_of_sentences_are_not_torn() -> None:
-    one = player(has_sentences=True)
-    for text in ("It is 3.", "14, said a.", "b."):
-        send(one, text=text, context_id="c1")
-    assert one.texts == {"1": "It is 3.14, said a.b."}
-
-
 @pytest.mark.parametrize(
     ("message", "headers"),
     [
@@ -133,13 +126,6 @@ def test_stream_input_says_an_error_so_that_the_sdk_raises_it() -> None:
     assert error["message"] == "Full." and one.closed is not None and one.closed.code == 1008
 
 
-def test_contexts_are_bounded() -> None:
-    one = player(max_contexts=2)
-    for name in "abc":
-        send(one, text="x", context_id=name)
-    assert one.closed is not None and "2 contexts" in one.sent[-1]["error"]
-
-
 def test_characters_are_told_up_to_where_the_voice_is() -> None:
     """The bound, for a server that tells no more."""
     one = player()
@@ -170,3 +156,10 @@ def test_alignment_stays_with_the_audio_and_the_position(chunks: list[tuple[floa
         assert all(start + length == following for start, length, following in zip(starts, lengths, starts[1:], strict=False))
         clock = starts[-1] + lengths[-1] if cumulative else clock + starts[-1] + lengths[-1]  # Pipecat's running clock
         assert abs(clock - audio) <= 1
+
+
+def test_contexts_are_bounded() -> None:
+    one = player(max_contexts=2)
+    for name in "abc":
+        send(one, text="x", context_id=name)
+    assert one.closed is not None and "2 contexts" in one.sent[-1]["error"]

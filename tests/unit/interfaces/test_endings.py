@@ -28,7 +28,7 @@ from tests.unit.client.fake_server import FakeServer, Received, Stream
 from tests.unit.interfaces.rig import ReadyServer, Running, running
 from tests.unit.interfaces.test_conversation import MemorySocket, ScriptedService, converse, speak
 from tests.unit.interfaces.test_gone_clients import vanish, vanish_under, wait_in_loop
-from tests.unit.interfaces.test_sockets import ALL, CARTESIA, CARTESIA_SETTINGS, DASHSCOPE, DEEPGRAM, DEEPGRAM_V1, MULTI, SINGLE, task
+from tests.unit.interfaces.vendors import ALL, CANCELS, MULTI, SINGLE, begin, finish
 
 WAIT_S = 120.0
 
@@ -131,36 +131,6 @@ def test_an_http_client_that_leaves(front: Running, written: pytest.LogCaptureFi
     check(front, written, Ending.LEFT, "cancelled")
 
 
-def begin(path: str, text: str) -> list[str]:
-    if path == DASHSCOPE:
-        parameters: dict[str, Any] = {"voice": "anna", "format": "pcm", "sample_rate": 24000}
-        return [task("run-task", **parameters), task("continue-task", {"text": text})]
-    if path == CARTESIA:
-        return [json.dumps({**CARTESIA_SETTINGS, "context_id": "c", "transcript": text, "continue": True})]
-    if path in (DEEPGRAM, DEEPGRAM_V1):
-        return [json.dumps({"type": "Speak", "text": text})]
-    return [json.dumps({"text": text, **({"context_id": "c"} if path == MULTI else {})})]
-
-
-def finish(path: str) -> str:
-    if path == DASHSCOPE:
-        return task("finish-task")
-    if path == CARTESIA:
-        return json.dumps({**CARTESIA_SETTINGS, "context_id": "c", "transcript": "", "continue": False})
-    if path in (DEEPGRAM, DEEPGRAM_V1):
-        return json.dumps({"type": "Flush"})
-    return json.dumps({"text": "", **({"context_id": "c", "flush": True, "close_context": True} if path == MULTI else {})})
-
-
-CANCELS = {
-    DEEPGRAM: {"type": "Interrupt"},
-    DEEPGRAM_V1: {"type": "Clear"},
-    MULTI: {"context_id": "c", "close_context": True},
-    CARTESIA: {"context_id": "c", "cancel": True},
-    DASHSCOPE: json.loads(task("finish-task", {"directive": "cancel"})),
-}
-
-
 @pytest.mark.parametrize("path", ALL)
 @pytest.mark.parametrize(
     ("text", "ending"),
@@ -220,16 +190,6 @@ def code_of(client: Any) -> int | None:
     return None if caught.value.rcvd is None else caught.value.rcvd.code
 
 
-def test_a_websocket_client_that_does_not_read() -> None:
-    async def run() -> None:
-        client, service = MemorySocket(reads=False), ScriptedService(InterfaceLimits(send_timeout_s=0.01))
-        client.incoming.put_nowait(speak("Hello"))
-        await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), client, service).run(), WAIT_S)
-        assert +service.counts.endings == {Ending.TIMED_OUT: 1}
-
-    asyncio.run(run())
-
-
 def test_the_first_ending_counts() -> None:
     record = SpeechRecord()
     record.end(Ending.CANCELLED)
@@ -237,3 +197,10 @@ def test_the_first_ending_counts() -> None:
     assert (record.ending, record.reason) == (Ending.CANCELLED, "cancelled")
     assert {ending_of(error("x"), has_audio=True) for error in (EngineError, BusyError, InvalidInputError)} == {Ending.CUT_OFF}
     assert ending_of(SessionTimeoutError("x"), has_audio=False) is Ending.TIMED_OUT
+
+
+async def test_a_websocket_client_that_does_not_read() -> None:
+    client, service = MemorySocket(reads=False), ScriptedService(InterfaceLimits(send_timeout_s=0.01))
+    client.incoming.put_nowait(speak("Hello"))
+    await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), client, service).run(), WAIT_S)
+    assert +service.counts.endings == {Ending.TIMED_OUT: 1}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -82,93 +81,56 @@ def test_a_voice_of_the_servers_speaks_under_its_name_whatever_was_uploaded_befo
             store.add("Nora", np.zeros(16000, np.float32), "Words.", Caller(None, "10.0.0.1"))
 
 
-def test_a_voice_that_is_registered_while_the_server_runs_is_found(server: ReadyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_voice_that_is_registered_while_the_server_runs_is_found(server: ReadyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers_module, "VOICES_INTERVAL_S", 0.0)
+    async with known(server) as servers:
+        server.voices = (FELIX, NORA)
+        await servers.check()
+        assert [voice.name for voice in servers.voices] == ["felix", "nora"]
 
-    async def run() -> None:
+
+async def test_a_server_that_comes_back_is_asked_for_everything_anew(server: ReadyServer) -> None:
+    async with known(server) as servers:
+        assert servers.languages == {"en"} and not servers.can_be_instructed
+        (one,) = servers.all
+        real, one.client = one.client, AsyncBistreamClient("127.0.0.1:1", keeps_channel=True)
+        await servers.check()
+        assert not servers.any_ready() and [voice.name for voice in servers.voices] == ["felix", "nora", "anna"]
+        await one.client.close()
+        one.client, server.card, server.voices = real, {}, (NORA,)
+        await servers.check()
+        assert servers.languages == frozenset() and servers.can_be_instructed
+        assert [voice.name for voice in servers.voices] == ["nora"]
+
+
+async def test_a_server_with_another_rate_than_the_first_is_never_chosen(server: ReadyServer) -> None:
+    with reading() as other:
+        server.card = {"sample_rate": "16000", "tokens_per_second": "50"}
+        other.voices = (ListedVoice("ben", REGISTERED),)
+        async with known(server, other) as servers:
+            assert (servers.sample_rate, servers.tokens_per_second) == (16_000, 50)
+            assert servers.choose((), "ben") is servers.all[0] and servers.choose((servers.all[0],)) is None
+
+
+async def test_several_servers_offer_what_any_of_them_has_and_the_one_that_has_it_is_chosen(server: ReadyServer) -> None:
+    with reading() as other:
+        other.voices = (NORA, ListedVoice("ben", REGISTERED))
+        async with known(server, other) as servers:
+            assert [voice.name for voice in servers.voices] == ["felix", "nora", "anna", "ben"]
+            assert not servers.can_be_instructed and servers.languages == {"en"}
+            first, second = servers.all
+            assert servers.choose((), "anna") is first and servers.choose((), "ben") is second
+            assert servers.choose((), None) is first
+
+
+async def test_a_server_that_answers_with_nonsense_keeps_the_interfaces_going() -> None:
+    server = ReadyServer(Reader())
+    try:
+        server.voices, server.listing = (), b'[{"name": "nora"}]'
         async with known(server) as servers:
-            server.voices = (FELIX, NORA)
-            await servers.check()
-            assert [voice.name for voice in servers.voices] == ["felix", "nora"]
-
-    asyncio.run(run())
-
-
-def test_between_two_looks_the_voices_are_not_asked_for(server: ReadyServer) -> None:
-    async def run() -> None:
-        async with known(server) as servers:
-            server.voices = ()
-            await servers.check()
-            assert [voice.name for voice in servers.voices] == ["felix", "nora", "anna"]
-
-    asyncio.run(run())
-
-
-def test_a_server_that_comes_back_is_asked_for_everything_anew(server: ReadyServer) -> None:
-    async def run() -> None:
-        async with known(server) as servers:
-            assert servers.languages == {"en"} and not servers.can_be_instructed
-            (one,) = servers.all
-            real, one.client = one.client, AsyncBistreamClient("127.0.0.1:1", keeps_channel=True)
-            await servers.check()
-            assert not servers.any_ready() and [voice.name for voice in servers.voices] == ["felix", "nora", "anna"]
-            await one.client.close()
-            one.client, server.card, server.voices = real, {}, (NORA,)
-            await servers.check()
-            assert servers.languages == frozenset() and servers.can_be_instructed
-            assert [voice.name for voice in servers.voices] == ["nora"]
-
-    asyncio.run(run())
-
-
-def test_a_server_with_another_rate_than_the_first_is_never_chosen(server: ReadyServer) -> None:
-    async def run() -> None:
-        with reading() as other:
-            server.card = {"sample_rate": "16000", "tokens_per_second": "50"}
-            other.voices = (ListedVoice("ben", REGISTERED),)
-            async with known(server, other) as servers:
-                assert (servers.sample_rate, servers.tokens_per_second) == (16_000, 50)
-                assert servers.choose((), "ben") is servers.all[0] and servers.choose((servers.all[0],)) is None
-
-    asyncio.run(run())
-
-
-def test_several_servers_offer_what_any_of_them_has_and_the_one_that_has_it_is_chosen(server: ReadyServer) -> None:
-    async def run() -> None:
-        with reading() as other:
-            other.voices = (NORA, ListedVoice("ben", REGISTERED))
-            async with known(server, other) as servers:
-                assert [voice.name for voice in servers.voices] == ["felix", "nora", "anna", "ben"]
-                assert not servers.can_be_instructed and servers.languages == {"en"}
-                first, second = servers.all
-                assert servers.choose((), "anna") is first and servers.choose((), "ben") is second
-                assert servers.choose((), None) is first
-
-    asyncio.run(run())
-
-
-def test_an_earlier_server_lists_nothing_and_is_asked_nothing() -> None:
-    async def run() -> None:
-        with reading() as server:
-            async with known(server) as servers:
-                assert servers.voices == [] and servers.can_be_instructed and not servers.languages
-                assert servers.choose((), "anna") is servers.all[0]
-            assert server.received == []
-
-    asyncio.run(run())
-
-
-def test_a_server_that_answers_with_nonsense_keeps_the_interfaces_going() -> None:
-    async def run() -> None:
-        server = ReadyServer(Reader())
-        try:
-            server.voices, server.listing = (), b'[{"name": "nora"}]'
-            async with known(server) as servers:
-                assert servers.any_ready() and servers.voices == []
-        finally:
-            server.stop()
-
-    asyncio.run(run())
+            assert servers.any_ready() and servers.voices == []
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize("instructions", ["Speak in a cheerful and positive tone.", "用四川话说这句话"])

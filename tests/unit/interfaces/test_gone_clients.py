@@ -6,7 +6,6 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +14,9 @@ from websockets.sync.client import ClientConnection, connect
 from interfaces.core.speech import Speech
 from tests.unit.client.fake_server import FakeServer, Received, Stream
 from tests.unit.interfaces.rig import ReadyServer, Running, running
+from tests.unit.interfaces.vendors import DASHSCOPE, DEEPGRAM, MULTI, SINGLE, begin, finish
 
 WAIT_S = 120.0
-MULTI = "/v1/text-to-speech/anna/multi-stream-input?output_format=pcm_24000"
-SINGLE = "/v1/text-to-speech/anna/stream-input?output_format=pcm_24000"
-DEEPGRAM = "/v2/speak?model=anna&encoding=linear16&sample_rate=24000"
-DASHSCOPE = "/api-ws/v1/inference"
 STATES = ("before the first audio", "in the audio", "after its end of text", "while it does not read")
 
 
@@ -89,19 +85,6 @@ def vanish(one: socket.socket) -> None:
     one.close()
 
 
-def messages(path: str, text: str, is_end: bool) -> list[dict[str, Any]]:
-    if path == DASHSCOPE:
-        header = {"task_id": "t", "streaming": "duplex"}
-        parameters = {"voice": "anna", "format": "pcm", "sample_rate": 24000}
-        tasks: list[tuple[str, dict[str, Any]]] = [("run-task", {}), ("continue-task", {"text": text})]
-        tasks += [("finish-task", {})] if is_end else []
-        return [{"header": {**header, "action": action}, "payload": {"input": given, "parameters": parameters}} for action, given in tasks]
-    if path == DEEPGRAM:
-        return [{"type": "Speak", "text": text}, *([{"type": "Flush"}] if is_end else [])]
-    end: list[dict[str, Any]] = [{"text": "", "context_id": "c", "flush": True}] if is_end else []
-    return [{"text": text, "context_id": "c"}, *end]
-
-
 def until_audio(client: ClientConnection) -> None:
     while True:
         message = client.recv(timeout=WAIT_S)
@@ -114,8 +97,8 @@ def until_audio(client: ClientConnection) -> None:
 def test_over_a_websocket(server: Server, front: Running, path: str, state: str) -> None:
     text = {"before the first audio": "some", "while it does not read": "mm"}.get(state, "Hello")
     with connect(front.ws + path, open_timeout=WAIT_S, max_queue=1) as client:
-        for message in messages(path, text, is_end=state == "after its end of text"):
-            client.send(json.dumps(message))
+        for message in [*begin(path, text), *([finish(path)] if state == "after its end of text" else [])]:
+            client.send(message)
         assert server.heard_text.wait(WAIT_S)
         if state == "in the audio":
             until_audio(client)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.errors import EngineError
@@ -133,7 +133,6 @@ def happens(one: Player, event: Any) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(MAKERS))
-@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_no_message_breaks_a_protocol(name: str, data: st.DataObject) -> None:
     one = Player(MAKERS[name]())

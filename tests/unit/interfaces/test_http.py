@@ -10,7 +10,6 @@ import json
 import socket
 import time
 import wave
-from collections.abc import Iterator
 from typing import Any
 
 import av
@@ -22,29 +21,19 @@ from websockets.sync.client import connect
 from gateway.keys import Keys
 from interfaces.__main__ import hosts_of
 from interfaces.core.caller import Caller
-from interfaces.core.voice import Voice
 from interfaces.core.voices import VoiceStore
 from interfaces.options import parse_arguments
 from interfaces.settings import InterfaceLimits, Settings
 from interfaces.web.access import Access
 from tests.unit.client.fake_server import FakeServer, Received, Stream
-from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, ReadyServer, Running, reading, running
+from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, Running, reading, running
 
 KEY, OTHER_KEY = "a-key-of-the-tests", "another-key-of-the-tests"
 WAIT_S = 120.0
 TEXT = "A text that is long enough to be made in pieces."
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[FakeServer]:
-    with reading() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def front(server: FakeServer) -> Iterator[Running]:
-    with running(server.address, limits=InterfaceLimits(max_body_bytes=20_000, max_recording_s=3.0)) as made:
-        yield made
+LIMITS = InterfaceLimits(max_body_bytes=20_000, max_recording_s=3.0)  # of ``front``
 
 
 def ask(front: Running, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any, bytes]:
@@ -302,13 +291,6 @@ def test_keys_in_all_headers_and_none_of_the_others(server: FakeServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("origin", "is_allowed"), [(None, True), ("http://a:1", True), ("http://b:1", False), ("http://[", False), ("", False)]
-)
-def test_an_origin_is_the_pages_own_or_none(origin: str | None, is_allowed: bool) -> None:
-    assert Access(None, InterfaceLimits()).allows_origin(origin, "a:1") == is_allowed
-
-
-@pytest.mark.parametrize(
     ("host", "is_allowed"),
     [
         ("localhost", True), ("LOCALHOST:8080", True), ("127.0.0.1:1", True), ("[::1]", True), ("[::1]:8080", True),
@@ -370,19 +352,14 @@ def test_pages_of_other_sites_are_kept_out_unless_they_are_allowed(server: FakeS
         assert speech(open_front, {"origin": "https://evil.example"})[0] == 400
 
 
-def scripted(behave: Any) -> FakeServer:
-    return ReadyServer(behave)
-
-
 def test_a_full_server_is_429_with_retry_after() -> None:
-    server = scripted(lambda request, stream: stream.error(request.id, "BUSY: All sessions are taken. [retry_after_s 2.5]"))
-    try:
-        with running(server.address) as front:
-            answer = speech(front)
-            assert answer[0] == 429 and answer[1]["retry-after"] == "3" and answer[1]["x-should-retry"] == "true"
-            assert error_of(answer)["code"] == "busy"
-    finally:
-        server.stop()
+    with (
+        reading(lambda request, stream: stream.error(request.id, "BUSY: All sessions are taken. [retry_after_s 2.5]")) as server,
+        running(server.address) as front,
+    ):
+        answer = speech(front)
+        assert answer[0] == 429 and answer[1]["retry-after"] == "3" and answer[1]["x-should-retry"] == "true"
+        assert error_of(answer)["code"] == "busy"
 
 
 def test_no_server_is_503_and_not_ready() -> None:
@@ -399,16 +376,12 @@ def failing_later(request: Received, stream: Stream) -> None:
 
 @pytest.mark.parametrize("stream_format", ["audio", "sse"])
 def test_a_failure_after_the_first_byte_cuts_the_connection(stream_format: str, caplog: pytest.LogCaptureFixture) -> None:
-    server = scripted(failing_later)
-    try:
-        with running(server.address) as front:
-            with pytest.raises(http.client.IncompleteRead) as caught:
-                speech(front, response_format="pcm", stream_format=stream_format)
-            assert len(caught.value.partial) >= 48_000
-            assert (b"speech.audio.error" in caught.value.partial) == (stream_format == "sse")
-        assert "Traceback" not in caplog.text
-    finally:
-        server.stop()
+    with reading(failing_later) as server, running(server.address) as front:
+        with pytest.raises(http.client.IncompleteRead) as caught:
+            speech(front, response_format="pcm", stream_format=stream_format)
+        assert len(caught.value.partial) >= 48_000
+        assert (b"speech.audio.error" in caught.value.partial) == (stream_format == "sse")
+    assert "Traceback" not in caplog.text
 
 
 def holding(request: Received, stream: Stream) -> None:
@@ -425,26 +398,20 @@ def wait_until(condition: Any) -> None:
 
 
 def test_a_drain_answers_503_and_ends_what_does_not_end_itself() -> None:
-    server = scripted(holding)
-    try:
-        with running(server.address) as front:
-            connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=WAIT_S)
-            connection.request(
-                "POST", "/v1/audio/speech", json.dumps({"model": "m", "voice": "anna", "input": "x", "response_format": "pcm"})
-            )
-            response = connection.getresponse()
-            assert response.read(10)
-            draining = asyncio.run_coroutine_threadsafe(front.service.drain(0.3), front.loop)
-            wait_until(front.service.drains.is_set)
-            answer = speech(front)
-            assert answer[0] == 503 and answer[1]["retry-after"] and error_of(answer)["code"] == "shutting_down"
-            assert ask(front, "GET", "/health/ready")[0] == 503 and ask(front, "GET", "/health/live")[0] == 200
-            with pytest.raises(http.client.IncompleteRead):
-                response.read()
-            draining.result(WAIT_S)
-            connection.close()
-    finally:
-        server.stop()
+    with reading(holding) as server, running(server.address) as front:
+        connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=WAIT_S)
+        connection.request("POST", "/v1/audio/speech", json.dumps({"model": "m", "voice": "anna", "input": "x", "response_format": "pcm"}))
+        response = connection.getresponse()
+        assert response.read(10)
+        draining = asyncio.run_coroutine_threadsafe(front.service.drain(0.3), front.loop)
+        wait_until(front.service.drains.is_set)
+        answer = speech(front)
+        assert answer[0] == 503 and answer[1]["retry-after"] and error_of(answer)["code"] == "shutting_down"
+        assert ask(front, "GET", "/health/ready")[0] == 503 and ask(front, "GET", "/health/live")[0] == 200
+        with pytest.raises(http.client.IncompleteRead):
+            response.read()
+        draining.result(WAIT_S)
+        connection.close()
 
 
 OWNER = Caller("key", "10.0.0.1")
@@ -477,8 +444,8 @@ def test_too_many_voices_are_an_error_that_no_client_retries(server: FakeServer)
         assert answer[0] == 429 and answer[1]["x-should-retry"] == "false" and "delete one" in error_of(answer)["message"]
 
 
-def test_aliases_and_the_default_voice() -> None:
-    bob = Voice("bob", "bob", speaker_id="bob")
-    store = VoiceStore((ANNA, bob), default="bob", aliases=(("nova", "anna"),))
-    assert [store.find(name, None).id for name in ("", "alloy", "nova", "bob")] == ["bob", "bob", "anna", "bob"]
-    assert VoiceStore((ANNA,), accepts_any=True).find("21m00Tcm4TlvDq8ikWAM", None) is ANNA
+@pytest.mark.parametrize(
+    ("origin", "is_allowed"), [(None, True), ("http://a:1", True), ("http://b:1", False), ("http://[", False), ("", False)]
+)
+def test_an_origin_is_the_pages_own_or_none(origin: str | None, is_allowed: bool) -> None:
+    assert Access(None, InterfaceLimits()).allows_origin(origin, "a:1") == is_allowed

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from interfaces.protocols.elevenlabs import key_headers
-from tests.unit.client.fake_server import FakeServer
 from tests.unit.interfaces.machine import Player
-from tests.unit.interfaces.rig import Running, reading, running
+from tests.unit.interfaces.rig import Running
 from tests.unit.interfaces.test_cartesia import SETTINGS
 from tests.unit.interfaces.test_hostile_messages import MAKERS
 from tests.unit.interfaces.test_http import ask
@@ -47,18 +45,6 @@ BODIES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         (),
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[FakeServer]:
-    with reading() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def front(server: FakeServer) -> Iterator[Running]:
-    with running(server.address) as made:
-        yield made
 
 
 @pytest.mark.parametrize("name", sorted(BODIES))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -95,31 +93,16 @@ def refusal(address: str, given: ClientSecurity) -> str:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_sessions_pass_a_gate_with_keys_and_mutual_tls(gate: GateRig, pem: TlsSettings, host: str) -> None:
-    async def speak() -> None:
-        servers = Servers([f"{host}:{gate.grpc_port}"], security(pem))
-        try:
-            await servers.check()
-            assert servers.any_ready()
-            for _ in range(3):
-                assert await spoken(servers, "Hello") == 5
-            assert len(servers.all[0].client.channels) == 1
-        finally:
-            await servers.close()
-
-    asyncio.run(asyncio.wait_for(speak(), WAIT_S))
-
-
-def test_what_is_long_passes_tls_whole(gate: GateRig, pem: TlsSettings) -> None:
-    async def speak() -> None:
-        servers = Servers([gate.grpc_url], security(pem))
-        try:
-            texts = ["a" * 3000, "b" * 17, "c" * 1024]
-            assert await asyncio.gather(*(spoken(servers, text) for text in texts)) == [len(text) for text in texts]
-        finally:
-            await servers.close()
-
-    asyncio.run(asyncio.wait_for(speak(), WAIT_S))
+async def test_sessions_pass_a_gate_with_keys_and_mutual_tls(gate: GateRig, pem: TlsSettings, host: str) -> None:
+    servers = Servers([f"{host}:{gate.grpc_port}"], security(pem))
+    try:
+        await servers.check()
+        assert servers.any_ready()
+        for _ in range(3):
+            assert await spoken(servers, "Hello") == 5
+        assert len(servers.all[0].client.channels) == 1
+    finally:
+        await servers.close()
 
 
 def test_a_wrong_key_is_told_the_operator(gate: GateRig, pem: TlsSettings, caplog: pytest.LogCaptureFixture) -> None:
@@ -149,38 +132,6 @@ def test_a_certificate_of_another_name_is_refused(gate: GateRig, pem: TlsSetting
 def test_tls_on_one_side_only_is_told_the_operator(gate: GateRig, open_gate: GateRig, pem: TlsSettings) -> None:
     assert "TLS" in refusal(gate.grpc_url, ClientSecurity(KEY))
     assert "TLS" in refusal(open_gate.grpc_url, security(pem))
-
-
-def test_another_server_speaks_where_one_refuses_the_key(gate: GateRig, pem: TlsSettings, keys: Keys, tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text(f"{WRONG} another\n", encoding="utf-8")
-
-    async def speak(strict_url: str) -> None:
-        servers = Servers([strict_url, gate.grpc_url], security(pem))
-        try:
-            assert await spoken(servers, "Hello") == 5  # nobody was asked before whether it is ready
-            assert servers.all[0].is_ready is False
-        finally:
-            await servers.close()
-
-    with GateRig(Reader(), keys=Keys.read(file), tls=TlsSettings(pem.certificate, pem.private_key)) as strict:
-        asyncio.run(asyncio.wait_for(speak(strict.grpc_url), WAIT_S))
-
-
-def test_servers_of_one_name_have_its_certificate(pem: TlsSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their addresses are in no certificate."""
-
-    async def look_up(host: str, port: int, **_: object) -> list[object]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in ("10.0.0.2", "10.0.0.3")]
-
-    async def names() -> list[str | None]:
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up, raising=False)
-        servers = Servers(["speech.example:8001/8003"], security(pem))
-        await servers._look_up()
-        assert [one.address for one in servers.all] == ["10.0.0.2:8001", "10.0.0.3:8001"]
-        return [one.client.security.server_name for one in servers.all]
-
-    assert asyncio.run(names()) == ["speech.example"] * 2
 
 
 def test_options_are_those_of_the_clients_with_a_prefix(pem: TlsSettings, capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,19 +118,15 @@ def test_the_server_with_the_lowest_load_is_taken_whoever_uses_it() -> None:
         asyncio.run(choose())
 
 
-def test_a_server_that_was_full_is_asked_last_until_its_time() -> None:
+async def test_a_server_that_was_full_is_asked_last_until_its_time() -> None:
     now = [100.0]
-
-    async def choose() -> None:
-        servers = Servers(["a:1", "b:1"], now=lambda: now[0])
-        first, second = servers.all
-        error = BusyError("All 4 sessions are taken; try again in 2.0 s.", retry_after_s=2.0)
-        servers.refused(first, error)
-        assert servers.choose() is second and servers.choose([second]) is first
-        now[0] += 5.0
-        assert servers.choose() is first
-
-    asyncio.run(choose())
+    servers = Servers(["a:1", "b:1"], now=lambda: now[0])
+    first, second = servers.all
+    error = BusyError("All 4 sessions are taken; try again in 2.0 s.", retry_after_s=2.0)
+    servers.refused(first, error)
+    assert servers.choose() is second and servers.choose([second]) is first
+    now[0] += 5.0
+    assert servers.choose() is first
 
 
 def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,13 +73,6 @@ def test_a_client_that_waits_as_it_was_told_is_served() -> None:
             starts.take(("API key a", "address 10.0.0.1"))
 
 
-def test_no_limit_is_none() -> None:
-    places, starts = Places("places", 0, 0.25), Starts(0.0)
-    for _ in range(1000):
-        places.take(("address 10.0.0.1",))
-        starts.take(("address 10.0.0.1",))
-
-
 @given(gaps=st.lists(st.sampled_from([0.0, 1.0, 11.0]), max_size=60), most=st.integers(1, 3))
 def test_lines_of_a_client_are_few_and_none_is_forgotten(gaps: list[float], most: int) -> None:
     now, told, written = [0.0], 0, list[float]()

@@ -6,9 +6,8 @@ import asyncio
 
 from uvicorn import Config
 from uvicorn.server import ServerState
-from websockets.frames import Frame, Opcode
 
-from interfaces.web.socket_protocol import MAX_FRAMES, MAX_PONGS, SocketProtocol
+from interfaces.web.socket_protocol import MAX_PONGS, SocketProtocol
 
 
 class Transport:
@@ -61,16 +60,5 @@ def test_who_sends_pings_and_reads_nothing_is_left() -> None:
         assert not transport.is_aborted
         protocol.handle_ping()
         assert transport.is_aborted and transport.written == 11 * MAX_PONGS
-
-    asyncio.run(live())
-
-
-def test_a_message_of_very_many_frames_is_not_collected() -> None:
-    async def live() -> None:
-        protocol, transport = made()
-        protocol.frames = [b""]
-        while not transport.is_aborted:
-            protocol.handle_cont(Frame(Opcode.CONT, b"", fin=False))
-        assert len(protocol.frames) == MAX_FRAMES
 
     asyncio.run(live())

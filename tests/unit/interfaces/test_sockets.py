@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,35 +21,15 @@ from interfaces.web.access import Access
 from interfaces.web.first_message import identified
 from tests.clock import run_at_once
 from tests.unit.client.fake_server import FakeServer
-from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, Running, reading, running
+from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, Running, running
+from tests.unit.interfaces.vendors import ALL, CARTESIA, CARTESIA_SETTINGS, DASHSCOPE, DEEPGRAM, MULTI, SINGLE, begin, finish, task
 
 WAIT_S = 120.0
 KEY = "a-key-of-the-tests"
 BYTES_PER_CHARACTER = 2 * SAMPLES_PER_CHARACTER
-MULTI = "/v1/text-to-speech/anna/multi-stream-input?output_format=pcm_24000"
-SINGLE = "/v1/text-to-speech/anna/stream-input?output_format=pcm_24000"
-DEEPGRAM = "/v2/speak?model=anna&encoding=linear16&sample_rate=24000"
-DEEPGRAM_V1 = "/v1/speak?model=anna&encoding=linear16&sample_rate=24000"
-CARTESIA = "/tts/websocket?cartesia_version=2025-04-16"
-DASHSCOPE = "/api-ws/v1/inference"
-ALL = [DEEPGRAM, DEEPGRAM_V1, MULTI, SINGLE, CARTESIA, DASHSCOPE]
-CARTESIA_SETTINGS = {
-    "model_id": "sonic-3",
-    "voice": {"mode": "id", "id": "anna"},
-    "output_format": {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000},
-}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[FakeServer]:
-    with reading() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def front(server: FakeServer) -> Iterator[Running]:
-    with running(server.address, limits=InterfaceLimits(max_message_bytes=5000)) as made:
-        yield made
+LIMITS = InterfaceLimits(max_message_bytes=5000)  # of ``front``
 
 
 def opened(front: Running, path: str, **options: Any) -> ClientConnection:
@@ -78,11 +57,6 @@ def until(socket: ClientConnection, kind: str) -> tuple[list[Any], bytes]:
         else:
             events.append(message)
     return events, audio
-
-
-def task(action: str, given: dict[str, Any] | None = None, **parameters: Any) -> str:
-    header = {"action": action, "task_id": "t", "streaming": "duplex"}
-    return json.dumps({"header": header, "payload": {"input": given or {}, "parameters": parameters}})
 
 
 def test_deepgram_speaks_turn_after_turn_and_closes(front: Running) -> None:
@@ -249,13 +223,6 @@ def test_what_cannot_be_spoken_is_refused_before_the_socket_opens(front: Running
         assert caught.value.response.status_code == status and b"error" in (caught.value.response.body or b"")
 
 
-def test_pages_of_other_sites_get_no_socket(front: Running) -> None:
-    with pytest.raises(InvalidStatus):
-        opened(front, DEEPGRAM, origin="https://evil.example")
-    with opened(front, DEEPGRAM, origin=front.http) as socket:
-        assert receive(socket)["type"] == "Connected"
-
-
 def test_messages_beyond_the_limit_close_the_socket(front: Running) -> None:
     with opened(front, DEEPGRAM) as socket:
         receive(socket)
@@ -282,31 +249,11 @@ def wait_until(condition: Any) -> None:
         time.sleep(0.01)
 
 
-def test_a_pause_of_the_language_model_is_spoken_over(server: FakeServer) -> None:
-    """What LiveKit's 10 s and Pipecat's 3 s without audio would end."""
-    with running(server.address, speak_after_s=0.05) as front, opened(front, DEEPGRAM) as socket:
-        receive(socket)
-        send(socket, type="Speak", text="Let me see, ")
-        wait_until(lambda: any(one.flag("is_end") for one in server.received[-2:]))
-        send(socket, type="Speak", text="yes.")
-        send(socket, type="Flush")
-        assert len(until(socket, "SpeechMetadata")[1]) == len("Let me see, yes.") * BYTES_PER_CHARACTER
-
-
 @pytest.mark.parametrize("path", ALL)
 def test_text_without_speech_is_a_short_silence(front: Running, path: str) -> None:
     with opened(front, path) as socket:
-        if path == DASHSCOPE:
-            socket.send(task("run-task", voice="anna", format="pcm", sample_rate=24000))
-            socket.send(task("continue-task", {"text": "..."}))
-            socket.send(task("finish-task"))
-        elif path == CARTESIA:
-            send(socket, **CARTESIA_SETTINGS, transcript="...", context_id="c")
-        elif path in (DEEPGRAM, DEEPGRAM_V1):
-            send(socket, type="Speak", text="...")
-            send(socket, type="Flush")
-        else:
-            send(socket, text="...", context_id="c", flush=True)
+        for sent in [*begin(path, "..."), finish(path)]:
+            socket.send(sent)
         message: Any = {}
         while not (isinstance(message, bytes) or message.get("audio") or message.get("data")):
             message = receive(socket)

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from websockets.sync.client import connect
 
-from tests.unit.interfaces.rig import ReadyServer, Running, reading, running
+from tests.unit.interfaces.rig import ReadyServer, Running
 from tests.unit.interfaces.test_http import ask, error_of
 
 RAW = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000}
 CARTESIA = {"model_id": "sonic-3", "transcript": "Hi.", "voice": {"mode": "id", "id": "anna"}, "output_format": RAW}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ReadyServer]:
-    with reading() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def front(server: ReadyServer) -> Iterator[Running]:
-    with running(server.address) as made:
-        yield made
 
 
 def http(door: str, speed: float) -> tuple[str, dict[str, Any]]:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.contract.checks import is_speakable
 from interfaces.core.text import PieceJoiner
 
 LATIN = st.text(alphabet="abz .,!?'-éß한국", max_size=40)
@@ -70,8 +69,3 @@ def test_halves_of_a_character_are_joined_and_lone_ones_replaced() -> None:
     halves = [json.loads(r'"a\ud83d"'), json.loads(r'"\ude00b"')]
     assert joined(halves) == "a😀b"
     assert joined([json.loads(r'"a\ude00b\ud83d"')]) == "a\ufffdb\ufffd"
-
-
-def test_what_can_be_spoken() -> None:
-    assert is_speakable("7") and is_speakable("好") and is_speakable("…a")
-    assert not any(is_speakable(text) for text in ("", " ", "...", "。！", "_", "😀"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
@@ -14,15 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.contract.checks import check_session_id
-from interfaces.core.caller import Caller
-from interfaces.core.servers import Servers
-from interfaces.core.service import SpeechService
 from interfaces.core.trace import Trace, trace_of
-from interfaces.core.voices import VoiceStore
-from interfaces.settings import InterfaceLimits
 from tests.unit.client.fake_server import Reader
-from tests.unit.interfaces.rig import ANNA, ReadyServer, reading, running
-from tests.unit.interfaces.test_gone_clients import wait_in_loop
+from tests.unit.interfaces.rig import ReadyServer, running
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
@@ -76,38 +69,3 @@ def test_the_server_gets_the_id_and_the_traceparent_and_the_log_has_both(caplog:
         assert "secret" not in record.getMessage()
     finally:
         server.stop()
-
-
-def test_every_way_to_end_is_written_down(caplog: pytest.LogCaptureFixture) -> None:
-    async def end() -> None:
-        servers = Servers([server.address])
-        service = SpeechService(servers, VoiceStore((ANNA,)), InterfaceLimits())
-        left = service.open("anna", Caller(None, "10.0.0.1"))
-        await left.append("Hello")
-        await left.close()
-        unreachable = SpeechService(Servers(()), VoiceStore((ANNA,)), InterfaceLimits())
-        failed = unreachable.open("anna", Caller(None, "10.0.0.1"))
-        await failed.end("Hello")
-        with pytest.raises(Exception, match="no speech server"):
-            [part async for part in failed]
-        await failed.close()
-        await servers.close()
-
-    with reading() as server, caplog.at_level(logging.INFO, "interfaces.utterances"):
-        asyncio.run(end())
-    assert [json.loads(record.getMessage())["reason"] for record in caplog.records] == ["cancelled", "unreachable"]
-
-
-def test_metrics_show_the_servers_and_the_first_audio() -> None:
-    with reading() as server, running(server.address) as front:
-        body = json.dumps({"model": "tts-1", "voice": "anna", "input": "Hello.", "response_format": "pcm"}).encode()
-        with urllib.request.urlopen(f"{front.http}/v1/audio/speech", body, timeout=240) as answer:
-            assert answer.read()
-        wait_in_loop(front, lambda: front.service.open_speeches == front.service.servers.all[0].open_sessions == 0)
-        with urllib.request.urlopen(f"{front.http}/metrics", timeout=240) as answer:
-            page = answer.read().decode()
-    values = dict(re.findall(r"^(bistream_interfaces_\S+) (\S+)$", page, re.MULTILINE))
-    assert values["bistream_interfaces_first_audio_s_count"] == values['bistream_interfaces_first_audio_s_bucket{le="+Inf"}'] == "1"
-    assert values['bistream_interfaces_server_ready{server="0"}'] == "1" and values["bistream_interfaces_draining"] == "0"
-    assert values['bistream_interfaces_server_load{server="0"}'] == values['bistream_interfaces_server_sessions{server="0"}'] == "0"
-    assert server.address not in page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.contract.voices import ListedVoice
-from bistream.errors import BistreamError, InvalidInputError, UnknownSpeakerError
+from bistream.errors import InvalidInputError, UnknownSpeakerError
 from interfaces.core.caller import Caller
 from interfaces.core.errors import ForbiddenError
 from interfaces.core.shares import QuotaError
-from interfaces.core.upload_store import UploadStore
 from interfaces.core.voice import UPLOAD, Voice
 from interfaces.core.voice_names import OPENAI_VOICES, is_reserved
 from interfaces.core.voices import VoiceStore
@@ -125,15 +123,6 @@ def test_one_address_has_at_most_its_share_of_voices_and_of_bytes(seconds: list[
             own.append(length)
 
 
-def test_a_key_has_one_share_from_all_its_addresses() -> None:
-    store = VoiceStore((ANNA,), limits=InterfaceLimits(max_voices=8))
-    for number in range(2):
-        add(store, "v", Caller("key", f"10.0.0.{number}"))
-    with pytest.raises(QuotaError, match="API key"):
-        add(store, "v", Caller("key", "10.0.0.9"))
-    add(store, "v", Caller("another", "10.0.0.9"))
-
-
 def test_shares_and_secrets_outlive_the_process(tmp_path: Path) -> None:
     limits = InterfaceLimits(max_voices=4)
     voice = add(VoiceStore((ANNA,), tmp_path, limits=limits), "mine")
@@ -144,30 +133,3 @@ def test_shares_and_secrets_outlive_the_process(tmp_path: Path) -> None:
         later.delete(voice.id, STRANGER)
     later.delete(voice.id, with_secret(OTHER, voice))
     assert list(tmp_path.glob("*.npz")) == [] and add(later, "second")
-
-
-def test_a_folder_is_read_again_only_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second, looks = UploadStore(tmp_path), UploadStore(tmp_path), list[str]()
-    monkeypatch.setattr("interfaces.core.upload_store._SETTLED_NS", -1)
-    glob = Path.glob
-
-    def look(folder: Path, pattern: str) -> Iterator[Path]:
-        looks.append(pattern)
-        return iter(glob(folder, pattern))
-
-    monkeypatch.setattr(Path, "glob", look)
-    voice = Voice(f"voice_{'2' * 32}", "mine", SECOND, "Words.", kind=UPLOAD)
-    first.put(voice)
-    assert [second.all(), second.all(), second.all()] == [[voice]] * 3 and len(looks) == 1
-    first.remove(voice.id)
-    assert second.all() == [] and len(looks) == 2
-
-
-def test_files_of_earlier_versions_are_nobodys_to_delete(tmp_path: Path) -> None:
-    path = tmp_path / f"voice_{'3' * 32}.npz"
-    np.savez(path, samples=SECOND, texts=np.array(["old", "Words.", ""]), created_at=np.array(5))
-    store = VoiceStore((ANNA,), tmp_path)
-    assert store.find("old", None).id == path.stem
-    for caller in (STRANGER, Caller(None, "", secret="")):
-        with pytest.raises(BistreamError):
-            store.delete(path.stem, caller)

@@ -128,13 +128,6 @@ def test_a_cloned_voice_of_elevenlabs_speaks_without_a_transcript_and_is_deleted
     assert ask(front, "GET", f"/v1/voices/{added['voice_id']}")[0] == 404
 
 
-def test_an_upload_without_a_transcript_survives_in_a_folder(tmp_path: Path, server: ReadyServer) -> None:
-    with running(server.address, voices=VoiceStore(folder=tmp_path)) as front:
-        added = json.loads(multipart(front, "/v1/voices/add", {"name": "Alex"}, [("files", "a.wav", RECORDING)])[2])
-    voice = VoiceStore(folder=tmp_path).find(added["voice_id"], None)
-    assert voice.transcript is None and voice.samples is not None and voice.kind == "upload"
-
-
 def test_a_whole_text_with_times_is_one_object(front: Running) -> None:
     path = "/v1/text-to-speech/nora/with-timestamps?output_format=pcm_24000"
     status, headers, data = ask(front, "POST", path, {"text": "Hello there."})
@@ -192,11 +185,6 @@ def test_cartesia_tells_of_one_voice_clones_and_deletes(server: ReadyServer, fro
 )
 def test_the_voices_of_the_vendors_examples_are_the_default_voice(server: ReadyServer, front: Running, name: str) -> None:
     assert front.service.voices.find(name, None).name == "nora"
-
-
-@pytest.mark.parametrize("name", ["nobody", "voice_" + 32 * "0", "abcdefghijklmnopqrst", "aura", "Felix"])
-def test_other_unknown_names_stay_unknown(front: Running, name: str) -> None:
-    assert ask(front, "POST", f"/v1/text-to-speech/{name}", {"text": "Hello."})[0] == 404
 
 
 @pytest.mark.parametrize(

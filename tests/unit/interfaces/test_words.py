@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bistream.client.exchange import Chunk
 from bistream.client.word_times import word_times
-from interfaces.protocols.words import Word, WordTimes
+from interfaces.protocols.words import WordTimes
 from tests.formats import SAMPLE_RATE
 
 TEXT = st.text(alphabet="ab c.你好", max_size=30)
@@ -52,20 +52,3 @@ def test_of_a_voice_that_goes_on_the_times_are_those_of_the_client_library(text:
     assert [word.text for word in words] == [word.word for word in expected]
     for word, other in zip(words, expected, strict=True):
         assert (word.begin_ms, word.end_ms) == pytest.approx((1000 * other.begin_s, 1000 * other.end_s))
-
-
-def test_a_word_may_grow_until_something_follows_it() -> None:
-    times = WordTimes(100.0)
-    times.append("Hel")
-    assert times.next(300.0, 3) == []
-    times.append("lo you")
-    assert times.next(200.0, 5) == [Word("Hello", 0, 5, 100.0, 600.0)]
-
-
-def test_a_silence_lies_between_words() -> None:
-    times = WordTimes()
-    times.append("a b ")
-    times.next(100.0, 2)
-    times.next(500.0, 2)
-    (word,) = times.next(100.0, 4)
-    assert (word.begin_ms, word.end_ms) == (600.0, 650.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -40,12 +39,6 @@ def test_what_is_kept_is_recalled_under_the_same_facts_alone(value: object) -> N
         assert findings.recall("a", Fingerprint(other)) is None
 
 
-def test_without_a_state_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(findings.STATE_VARIABLE, raising=False)
-    findings.keep("a", FACTS, True)
-    assert findings.recall("a", FACTS) is None
-
-
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"facts": {}}', '{"facts": {"files": "1"}, "value": 1}', "\0" * 40])
 def test_a_damaged_finding_is_none(state: Path, content: str) -> None:
     findings.keep("a", FACTS, True)
@@ -80,14 +73,6 @@ def test_a_measurement_is_made_once(ratio: float, caplog: pytest.LogCaptureFixtu
     assert "earlier start" in caplog.text
     measured_once("flow", Fingerprint({"files": "other"}), measure)
     assert len(made) == 2
-
-
-def test_a_kept_measurement_of_another_form_is_made_again(state: Path) -> None:
-    for value in ([{"stage": "x"}], [3], [], "text", [{**fidelity(1.0).__dict__, "dtype": "no_such"}]):
-        findings.keep("flow", FACTS, value if value != "text" else {"a": 1})
-        assert measured_once("flow", FACTS, lambda: [fidelity(2.0)]) == [fidelity(2.0)]
-        (path,) = (state / "findings").iterdir()
-        assert json.loads(path.read_text(encoding="utf-8"))["value"][0]["ratio_db"] == 2.0
 
 
 def test_facts_follow_files_device_and_dtype(tiny_model_dir: Path, tmp_path: Path) -> None:

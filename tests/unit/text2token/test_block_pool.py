@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.text2token.block_pool import BlockPool, PrefixNode, common_prefix
@@ -77,7 +77,6 @@ def test_common_prefix(left: list[int], right: list[int]) -> None:
     assert length in (len(left), len(right)) or left[length] != right[length]
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6), st.integers(4, 24))
 def test_random_use_keeps_the_pool_consistent_and_the_content_right(seed: int, num_blocks: int) -> None:
     """Random sequences over a tiny alphabet: matched blocks really hold the matched content."""

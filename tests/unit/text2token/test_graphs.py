@@ -14,17 +14,14 @@ from hypothesis import strategies as st
 from torch.nn.attention import flex_attention as flex
 
 from bistream.checkpoints.config import LanguageModelConfig
-from bistream.contract.checks import MAX_TOP_K
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.graphs import layer
 from bistream.text2token.graphs.attention import BLOCK_SIZE, AttentionOptions, BlockLists, attend, list_blocks
 from bistream.text2token.graphs.runner import GraphStepRunner, bucket_sizes
-from bistream.text2token.graphs.step import CANDIDATES, compiled_functions
-from bistream.text2token.graphs.tuning import GraphTuning
-from bistream.text2token.graphs.weights import fold_weights, padded_query_heads
+from bistream.text2token.graphs.weights import fold_weights
 from bistream.text2token.qwen2 import Qwen2Model
-from bistream.text2token.sequence import INACTIVE, Segment, SlotReset, StepPlan, TurnStart
+from bistream.text2token.sequence import Segment, SlotReset, StepPlan, TurnStart
 from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import ModelWeights, build_weights
@@ -82,14 +79,6 @@ def test_a_row_sees_its_own_blocks_up_to_its_position(positions: list[int], spli
         scores = query[row].view(2, 4, 16) @ keys.transpose(1, 2) / 4
         torch.testing.assert_close(got[row], (torch.softmax(scores, dim=-1) @ values).flatten())
     torch.testing.assert_close(attend_plainly(query, memory, lists, AttentionOptions(splits, 2, 3)), got)
-
-
-def test_query_heads_are_padded_to_powers_of_two() -> None:
-    assert padded_query_heads(UNEVEN) == 8 and padded_query_heads(CONFIG) == 4 and padded_query_heads(LanguageModelConfig()) == 16
-    folded = fold_weights(weights_of(UNEVEN), UNEVEN, CPU, torch.float32).layers[0]
-    assert folded.qkv_weight.shape == ((8 + 4) * 16, 96) and folded.output_weight.shape == (96, 8 * 16)
-    padding = [number for number in range(8 * 16) if number // 16 % 4 == 3]
-    assert not folded.qkv_weight[padding].any() and not folded.qkv_bias[padding].any() and not folded.output_weight[:, padding].any()
 
 
 class Talk:
@@ -178,15 +167,6 @@ def test_it_samples_what_the_plain_runner_samples(plain_attention: None) -> None
         assert runner.run(plan)() == plain.run(plan)()
 
 
-def test_the_end_of_a_turn_is_decided_on_the_device(plain_attention: None) -> None:
-    runner = make_runner()
-    start = start_of(1, (2,), TurnLimits(2, forbidden=frozenset(SPACE.specials)))
-    waits = [runner.run(plan_of(Segment(1, 0, (5, 6), True), starts=(start,)))]
-    waits += [runner.run(plan_of(Segment(1, 2 + step, None, True))) for step in range(2)]
-    ids = [wait()[0] for wait in waits]
-    assert min(ids[:2]) >= 0 and ids[2] == INACTIVE
-
-
 def test_padding_rows_touch_nothing(plain_attention: None) -> None:
     runner = make_runner()
     runner.run(plan_of(Segment(0, 0, tuple(range(1, 20)), False), starts=(start_of(0, (14, 3)),)))()
@@ -231,41 +211,11 @@ def test_nan_stays_in_its_session(plain_attention: None, monkeypatch: pytest.Mon
     assert sink.ids == sinks[1].ids[:3]
 
 
-def test_a_larger_top_k_sorts_more_candidates_from_then_on(plain_attention: None, caplog: pytest.LogCaptureFixture) -> None:
-    runner = make_runner()
-    assert runner.step.state.top_k_in_use == CANDIDATES
-    wide = min(128, SPACE.speech_token_size + 3)
-    with caplog.at_level("INFO"):
-        for top_k, expected in ((CANDIDATES, 32), (33, wide), (40, wide), (MAX_TOP_K, wide)):
-            runner.run(plan_of(Segment(0, 0, (5,), True), starts=(start_of(0, (1,), top_k=top_k),)))()
-            assert runner.step.state.top_k_in_use == expected
-    assert len(caplog.records) == 1, "once, whatever comes"
-
-
-@pytest.mark.slow  # the price of a start on a GPU host, and nothing of what is spoken
-def test_every_function_compiles_whole_and_once_per_shape(plain_attention: None) -> None:
-    """No graph breaks; the layer compiles once per row count although its weights, memory and residual stream differ."""
-    runner = make_runner()
-    torch._dynamo.reset()
-    counters = torch._dynamo.utils.counters["stats"]
-    counters.clear()
-    runner.step.functions = compiled_functions(GraphTuning(), backend="eager")
-    for bucket, expected in ((24, 4), (16, 8), (8, 9), (1, 13), (4, 14)):
-        with torch.inference_mode():
-            runner.step.launch(runner._fields[:bucket])
-        assert counters["unique_graphs"] == expected, bucket
-    torch._dynamo.reset()
-
-
 @given(st.integers(1, 2000))
 def test_buckets_double_up_to_the_most_rows(most: int) -> None:
     sizes = bucket_sizes(most)
     assert sizes[0] == 1 and sizes[-1] == most and list(sizes) == sorted(set(sizes))
     assert all(wide <= 2 * narrow for narrow, wide in zip(sizes, sizes[1:], strict=False))
-
-
-def test_splits_just_fill_the_gpu() -> None:
-    assert [GraphTuning().splits(rows) for rows in (1, 16, 24, 32, 64, 128, 256, 512)] == [16, 16, 10, 8, 4, 2, 1, 1]
 
 
 class TestGraphsEngine(EngineConformance):

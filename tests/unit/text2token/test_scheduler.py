@@ -6,8 +6,6 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from bistream.errors import BusyError, ConfigError
 from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnEnd, TurnLimits
@@ -130,51 +128,6 @@ def test_appended_text_cannot_starve_new_prompts() -> None:
     assert late.ids
 
 
-def test_admission_reserves_the_worst_case() -> None:
-    scheduler = make(num_blocks=10, block_size=4)
-    first = scheduler.open("a", SamplingSpec(), 20)
-    with pytest.raises(BusyError):
-        scheduler.open("b", SamplingSpec(), 24)
-    scheduler.open("c", SamplingSpec(), 17)
-    assert scheduler.stats().kv_tokens_used == 40
-    scheduler.close(first)
-    scheduler.open("b", SamplingSpec(), 20)
-
-
-def test_prompt_blocks_are_shared_and_the_partial_one_copied() -> None:
-    scheduler = make(block_size=4)
-    first, _ = start(scheduler, "a", 11)
-    step(scheduler)
-    second = scheduler.open("b", SamplingSpec(), 30)
-    scheduler.begin_turn(second, [*range(8), 50, 51, 52], TurnLimits(5), RecordingSink())
-    assert second.blocks[:2] == first.blocks[:2] and second.blocks[2] != first.blocks[2]
-    plan = step(scheduler)
-    assert plan.copies == () and plan.segments[-1].ids == (50, 51, 52) and plan.segments[-1].position == 8
-    third = scheduler.open("c", SamplingSpec(), 30)
-    scheduler.begin_turn(third, [0, 1, 2, 3, 4, 5, 6, 60], TurnLimits(5), RecordingSink())
-    assert third.blocks[:1] == first.blocks[:1]
-    assert step(scheduler).copies == (), "three ids are computed again rather than copied"
-
-
-def test_partial_block_is_copied_when_it_pays() -> None:
-    scheduler = make(block_size=8)
-    first, _ = start(scheduler, "a", 14)
-    step(scheduler)
-    scheduler.close(first)
-    second = scheduler.open("b", SamplingSpec(), 30)
-    scheduler.begin_turn(second, [*range(14), 70, 71], TurnLimits(5), RecordingSink())
-    plan = step(scheduler)
-    assert plan.copies == ((first_block(plan, scheduler), second.blocks[1]),)
-    assert plan.segments[0].position == 14 and plan.segments[0].ids == (70, 71)
-
-
-def first_block(plan: StepPlan, scheduler: Scheduler) -> int:
-    """The source of the only copy must be a cached block, not an owned one."""
-    source = plan.copies[0][0]
-    assert all(source not in sequence.blocks for sequence in scheduler.sequences.values())
-    return source
-
-
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError):
         EngineSettings(max_sessions=1, max_rows=3, kv_cache_tokens=64)
@@ -267,21 +220,3 @@ def test_pool_is_consistent_after_each_of_10000_random_sessions(run_ahead: int) 
         scheduler.close(sequence)
     scheduler.check_integrity()
     assert scheduler.pool.num_available == 40
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 12)), min_size=1, max_size=8), st.integers(4, 40))
-def test_every_id_is_fed_once_in_order_at_its_position(shapes: list[tuple[int, int]], max_rows: int) -> None:
-    """For any chunks, the rows of a sequence cover its positions one by one, prompt ids in place, one id per decode row."""
-    scheduler = Scheduler(EngineSettings(8, max_rows, 4096, 4, share_prefix=False), SPACE)
-    expected: dict[int, list[int | None]] = {}
-    rows: dict[int, list[int | None]] = {}
-    for index, (num_ids, max_new) in enumerate(shapes):
-        sequence, _ = start(scheduler, f"s{index}", num_ids, max_new, first=7 * index)
-        expected[sequence.slot] = [(7 * index + offset) % 100 for offset in range(num_ids)] + [None] * (max_new - 1)
-        rows[sequence.slot] = []
-    while scheduler.has_work():
-        for segment in step(scheduler).segments:
-            assert segment.position == len(rows[segment.slot])
-            rows[segment.slot].extend([None] if segment.ids is None else segment.ids)
-    assert rows == expected

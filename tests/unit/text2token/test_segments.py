@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.text2token.cut_places import CutPlaces, Place
@@ -85,7 +85,6 @@ def text_of(sequence: list[int]) -> list[int]:
 
 
 @given(text=TEXTS, cuts=CUTS, is_whole=st.booleans(), ends_early=st.booleans())
-@settings(max_examples=40, deadline=None)
 def test_every_token_is_spoken_once_and_in_order(text: list[int], cuts: list[int], is_whole: bool, ends_early: bool) -> None:
     layout, sequences = spoken(text, cuts, is_whole, ends_early)
     assert layout.done and layout.finish_reason in (FinishReason.EOS, FinishReason.LENGTH)
@@ -103,7 +102,6 @@ def test_every_token_is_spoken_once_and_in_order(text: list[int], cuts: list[int
 
 
 @given(text=TEXTS)
-@settings(max_examples=40, deadline=None)
 def test_segments_are_as_long_as_they_may_be_and_end_with_sentences_unless_these_are_too_long(text: list[int]) -> None:
     segments = segments_of(text)
     assert [token for segment in segments for token in segment] == text
@@ -138,7 +136,6 @@ def segments_of(text: list[int]) -> list[list[int]]:
 
 
 @given(num_text=st.integers(1, 400), max_ids=st.integers(4, 120))
-@settings(max_examples=40, deadline=None)
 def test_a_session_ends_even_where_segments_do_not_fit(num_text: int, max_ids: int) -> None:
     def cramped(anchor_text: Sequence[int], anchor_speech: Sequence[int]) -> TokenLayout:
         return UnistreamLayout(SPACE, [*PROMPT_TEXT, *anchor_text], [*PROMPT_SPEECH, *anchor_speech], max_ids=max_ids)

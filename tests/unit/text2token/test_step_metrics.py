@@ -110,33 +110,3 @@ def test_each_stage_lasts_from_its_mark_to_the_next(text_s: float, queue_s: floa
     for name, seconds in expected.items():
         assert sample(rehearsal.recorder, "audio_stage_s_count", stage=name) == 1
         assert sample(rehearsal.recorder, "audio_stage_s_sum", stage=name) == pytest.approx(seconds, abs=1e-9)
-
-
-def test_steps_that_overlap_are_not_counted_twice() -> None:
-    rehearsal = Rehearsal()
-    rehearsal.begin(rehearsal.open("s"), 2)
-    steps = [rehearsal.start(), rehearsal.start()]
-    for step in steps:
-        rehearsal.now += 0.25
-        rehearsal.finish(step)
-    assert sample(rehearsal.recorder, "lm_step_s_sum") == pytest.approx(0.5)
-
-
-def test_a_session_that_is_closed_early_leaves_nothing_to_the_next_one_in_its_slot() -> None:
-    rehearsal = Rehearsal()
-    first = rehearsal.open("first")
-    rehearsal.begin(first, 9)
-    step = rehearsal.start()
-    rehearsal.scheduler.close(first)
-    rehearsal.metrics.closed(first)
-    second = rehearsal.open("second")
-    assert second.slot == first.slot
-    rehearsal.finish(step)
-    assert sample(rehearsal.recorder, "audio_stage_s_count", stage="first_token") == 0
-    rehearsal.begin(second, 1)
-    rehearsal.now += 1.0
-    step = rehearsal.start()
-    rehearsal.finish(step)
-    assert sample(rehearsal.recorder, "audio_stage_s_count", stage="lm_queue") == 2
-    assert sample(rehearsal.recorder, "audio_stage_s_sum", stage="first_token") == 0.0
-    assert not rehearsal.metrics._marks and not rehearsal.metrics._waiting and not rehearsal.metrics._in_flight

@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.attention import flex_attention
 
 from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import ConfigError
 from bistream.gpu.tier import Tier
-from bistream.text2token.engine_settings import EngineSettings
-from bistream.text2token.graphs.runner import GraphStepRunner
-from bistream.text2token.step_runner import EagerRunner
-from bistream.text2token.step_runners import BLOCK_SIZES, device_and_dtype, load_step_runner, make_step_runner
-from tests.unit.text2token.tiny import CONFIG, tiny_model
+from bistream.text2token.step_runners import device_and_dtype, load_step_runner
 
 
 @pytest.mark.parametrize("device", ["tpu9", "cuda:99", "meta"])
@@ -38,18 +33,6 @@ def test_a_gpu_that_would_emulate_bfloat16_gets_float16(native: bool, expected: 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native or including_emulation)
     assert device_and_dtype("cuda:0", "auto") == (torch.device("cuda:0"), expected)
     assert device_and_dtype("cuda:0", "float32") == (torch.device("cuda:0"), torch.float32)
-
-
-@pytest.mark.parametrize(("tier", "kind"), [(Tier.GRAPHS, GraphStepRunner), (Tier.PLAIN, EagerRunner)])
-def test_every_tier_has_its_runner(tier: Tier, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-    block_size = BLOCK_SIZES[tier]
-    settings = EngineSettings(max_sessions=2, max_rows=4, kv_cache_tokens=4 * block_size, block_size=block_size)
-    done: list[tuple[int, int]] = []
-    weights, progress = tiny_model().weights, lambda *numbers: done.append(numbers)
-    runner = make_step_runner(tier, CONFIG, weights, settings, torch.device("cpu"), torch.float32, progress)
-    assert type(runner) is kind and runner.settings is settings
-    assert done == ([(1, 3), (2, 3), (3, 3)] if tier is Tier.GRAPHS else [])
 
 
 def test_a_cpu_is_not_left_to_token2wav(tiny_model_dir: Path) -> None:

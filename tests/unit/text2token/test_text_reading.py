@@ -22,7 +22,6 @@ from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler
 from bistream.text2token.step_runner import EagerRunner
-from bistream.text2token.text_places import TextPlaces
 from bistream.text2token.text_reading import head_of
 from bistream.text2token.torch_engine import TorchEngine, TorchSequence
 from tests.unit.text2token import tiny
@@ -118,16 +117,6 @@ def test_reading_changes_no_id() -> None:
     assert said[0] == said[1]
 
 
-def test_a_sequence_without_text_is_nowhere() -> None:
-    model = tiny.tiny_model()
-    engine, sink = engine_of(model, (0, 0)), Sink()
-    engine.open("s", SamplingSpec(), 100).turn([model.space.sos], TurnLimits(3, forbidden=frozenset(model.space.specials)), sink)
-    while engine.step():
-        pass
-    engine.close()
-    assert len(sink.ids) == 3 and not sink.left
-
-
 @pytest.mark.parametrize(
     ("value", "own", "expected"), [("auto", None, None), ("auto", (1, 0), (1, 0)), ("none", (1, 0), None), ("0,3", (1, 0), (0, 3))]
 )
@@ -160,16 +149,6 @@ def test_the_head_that_a_checkpoint_names(tiny_model_dir: Path, tmp_path: Path) 
         else:
             with pytest.raises(CheckpointError, match="could not be interpreted"):
                 read_config(folder)
-
-
-def test_characters_of_text_tokens() -> None:
-    places = TextPlaces(skipped_chars=10)
-    places.push([4, 9])
-    places.push([12])
-    assert [places.until(count) for count in range(4)] == [0, 14, 19, 22] and places.attended is None
-    for token, expected in ((-3, None), (0, 12), (1, 17), (0, 17), (2, 21)):
-        places.attend(token)
-        assert places.attended == expected, "the middle of the token, and never back"
 
 
 @settings(max_examples=10, deadline=None)

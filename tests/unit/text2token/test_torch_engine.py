@@ -15,13 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
-from bistream.errors import InvalidInputError, UnknownSessionError
 from bistream.gpu.claims import HOPS, PATIENCE_S, TOKENS, Claim, SharedGpu
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings, settings_of
 from bistream.text2token.layout import Turn
 from bistream.text2token.qwen2 import Qwen2Model
-from bistream.text2token.sampler import RepetitionAwareSampler
 from bistream.text2token.sequence_series import SequenceSeries
 from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.torch_engine import TorchEngine, TorchSequence
@@ -157,75 +155,6 @@ def test_scores_are_bit_identical_in_any_batch() -> None:
         assert not differing
 
 
-@settings(max_examples=4, deadline=None)
-@given(st.integers(0, 10**6))
-def test_sessions_never_see_each_others_ids(seed: int) -> None:
-    """Every session is fed distinct ids; its rows attend to nothing written by another session."""
-    rng = random.Random(seed)
-    engine = make(max_rows=12)
-    runner = engine._runner
-    assert isinstance(runner, EagerRunner)
-    runner.cache.blocks.fill_(0)
-    owners = torch.full((runner.cache.blocks.shape[2] * 8,), -1)  # writer and id of each position of the cache
-    forward = tiny_model().forward_rows
-
-    def spy(ids, positions, cache, cache_index, plan, observe):  # type: ignore[no-untyped-def]
-        owners[cache_index] = ids
-        for group in plan.groups:
-            for segment in range(len(group.rows)):
-                visible = ~group.hidden[segment].all(dim=0)
-                seen = owners.view(-1, 8)[group.blocks[segment]].flatten()[visible]
-                text = seen[seen < SPACE.speech_offset]
-                assert len(set((text // 25).tolist())) <= 1, seen
-                assert (seen >= 0).all()
-        return forward(ids, positions, cache, cache_index, plan, observe)
-
-    runner.model = type("Spy", (), {"__getattr__": lambda self, name: spy if name == "forward_rows" else getattr(tiny_model(), name)})()
-    for round_ in range(3):
-        order = rng.sample(range(8), 8)
-        sessions = {index: engine.open(f"s{index}", SamplingSpec(seed=index), 120) for index in order}
-        for _ in range(2):
-            sinks = [begin(sessions[index], [25 * index + rng.randrange(25) for _ in range(rng.randrange(1, 30))], 5) for index in order]
-            for _ in range(rng.randrange(30)):
-                engine.step()
-            if round_ == 1:
-                break
-            drain(engine)
-            assert all(len(sink.ids) == 5 for sink in sinks)
-        for session in sessions.values():
-            session.close()
-        drain(engine)
-    assert engine.stats().kv_tokens_used == 0
-
-
-def test_cancel_or_close_at_every_step_leaves_the_pools_whole() -> None:
-    engine = make(max_rows=8)
-    beside_alone = talk(make(), "beside", SamplingSpec(seed=4), [[1, 2, 3]], max_new=30)[0]
-    steps = 0
-    for index in range(25):
-        action = ("cancel", "close")[index % 2]
-        session = engine.open("a", GREEDY, 100)
-        beside = engine.open("beside", SamplingSpec(seed=4), 100)
-        first = begin(session, range(20, 40), 4)
-        company = begin(beside, [1, 2, 3], 30)
-        second = None
-        for _ in range(index):
-            steps += engine.step()
-            if first.result is not None and second is None:
-                second = begin(session, [5, 6, 7], 8)
-        running = (second or first).result is None
-        getattr(session, action)()
-        engine.check_integrity()
-        drain(engine)
-        result = (second or first).result
-        assert result == TurnResult(TurnEnd.CANCELLED if running else TurnEnd.LENGTH)
-        assert company.ids == beside_alone
-        session.close()
-        beside.close()
-        engine.check_integrity()
-    assert engine.stats().kv_tokens_used == 0 and steps > 200
-
-
 def test_nan_fails_its_session_only_and_leaves_no_trace() -> None:
     """NaN in one session's keys: it ends with an error, the others continue as if alone, and its blocks serve later sessions."""
     engine = make(kv_cache_tokens=256)
@@ -251,68 +180,6 @@ def test_nan_fails_its_session_only_and_leaves_no_trace() -> None:
     sinks = [begin(session, [1, 2, 3], 20) for session in sessions]
     drain(engine)
     assert [sink.ids for sink in sinks] == [expected] * 4
-
-
-class BadSink(RecordingSink):
-    """Raises when it is called for the ``count``-th time, and whenever it is called later."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.left = count
-
-    def on_ids(self, ids: Sequence[int]) -> None:
-        self._count()
-        super().on_ids(ids)
-
-    def on_end(self, result: TurnResult) -> None:
-        super().on_end(result)
-        self._count()
-
-    def _count(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise ValueError("a mistake of the caller")
-
-
-@pytest.mark.parametrize("count", [0, 2, 4, 5])
-def test_a_sink_that_raises_ends_its_turn_and_no_other(count: int, caplog: pytest.LogCaptureFixture) -> None:
-    """It takes four ids before the last one, which comes with the end."""
-    engine = make()
-    sessions = [engine.open(name, GREEDY, 100) for name in "ab"]
-    bad, good = BadSink(count), RecordingSink()
-    for session, sink in zip(sessions, (bad, good), strict=True):
-        session.turn([1, 2], TurnLimits(5, forbidden=ALL_STOPS), sink)
-    drain(engine)
-    assert good.result == TurnResult(TurnEnd.LENGTH) and len(good.ids) == 5 and engine.healthy
-    assert bad.result is not None and bad.ids == good.ids[:count] and not bad.late
-    assert bad.result.end is (TurnEnd.LENGTH if count == 5 else TurnEnd.ERROR)
-    assert "a sink raised" in caplog.text
-    with pytest.raises(UnknownSessionError):
-        sessions[0].turn([3], TurnLimits(5), RecordingSink())
-    sessions[0].close()
-    drain(engine)
-
-
-def test_sessions_use_their_reservations_to_the_last_position() -> None:
-    """Concurrently, every block of every session is written: no two sessions share one."""
-    voices = [[SPACE.sos, *range(10 * index, 10 * index + 5)] for index in range(5)]
-    limits = TurnLimits(1000, forbidden=ALL_STOPS)
-
-    def speak(engine: TorchEngine, voice: Sequence[int]) -> RecordingSink:
-        sink = RecordingSink()
-        engine.open(str(voice[1]), GREEDY, 40).turn(voice, limits, sink)  # 5 blocks of 8
-        return sink
-
-    alone = []
-    for voice in voices:
-        engine = make(share_prefix=False)
-        alone.append(speak(engine, voice))
-        drain(engine)
-    engine = make(share_prefix=False, kv_cache_tokens=200)
-    together = [speak(engine, voice) for voice in voices]
-    drain(engine)
-    assert [sink.ids for sink in together] == [sink.ids for sink in alone]
-    assert all(len(sink.ids) == 34 for sink in together)
 
 
 def test_a_sink_may_wait_for_another_thread_that_asks_the_engine() -> None:
@@ -348,18 +215,6 @@ def test_half_precision_runs_and_is_seeded() -> None:
         engine = TorchEngine(model, dataclasses.replace(ROOMY, max_sessions=2, kv_cache_tokens=1024), threaded=False)
         answers.append(talk(engine, "a", SamplingSpec(seed=3), [[1, 2, 3], [4, 5]]))
     assert answers[0] == answers[1] and len(answers[0][1]) == 9
-
-
-def test_window_larger_than_the_history_is_refused() -> None:
-    engine = TorchEngine(
-        tiny_model(),
-        EngineSettings(max_sessions=64, max_rows=256, kv_cache_tokens=65536),
-        sampler=RepetitionAwareSampler(history_size=12),
-        threaded=False,
-    )
-    engine.open("a", SamplingSpec(win_size=12), 100)
-    with pytest.raises(InvalidInputError, match="win_size"):
-        engine.open("b", SamplingSpec(win_size=13), 100)
 
 
 def test_from_config_loads_a_model_directory(tiny_model_dir: Path) -> None:
@@ -434,19 +289,6 @@ def test_the_gpu_is_claimed_while_somebody_waits_for_tokens_and_no_longer(tmp_pa
     assert all(held is not None for count, held in claims if 11 <= count < 13), "and for three more"
     assert all(held is None for count, held in claims if count > 25), "25 tokens ahead are a second of audio"
     assert len({held for _, held in claims if held is not None}) > 6, "each step claims anew"
-    engine.close()
-
-
-@pytest.mark.parametrize("ids", [3, 200])
-def test_the_gpu_is_claimed_for_a_new_session_before_its_listener_has_asked(tmp_path: Path, ids: int) -> None:
-    """Its tokens are asked for once it has started; the prompt takes one step, or several."""
-    seen = Claim(tmp_path, 0, TOKENS)
-    shared = SharedGpu(Claim(tmp_path, 0, TOKENS), Claim(tmp_path, 0, HOPS), PATIENCE_S[TOKENS])
-    engine = TorchEngine(tiny_model(), settings_of_engine(), threaded=False, clock=TickingClock(), gpu_claims=shared)
-    begin(engine.open("a", GREEDY, 300), [1] * ids, 20)
-    for _ in range(-(-ids // settings_of_engine().max_rows)):
-        engine.step()
-        assert seen.held is not None
     engine.close()
 
 

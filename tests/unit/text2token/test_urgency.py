@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,13 +146,6 @@ def test_run_ahead_stops_at_the_bound_and_goes_on_in_bursts() -> None:
         assert steps == pytest.approx(BURST_S / TOKEN_S, abs=1)
 
 
-def test_without_demands_nothing_is_held_and_every_step_is_for_everybody() -> None:
-    scheduler, _ = scheduler_with(10, max_ahead_s=1.0)
-    assert scheduler.wake_after_s(0.0) is None
-    for _ in range(100):
-        assert step(scheduler, 0.0) == 10
-
-
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.tuples(st.floats(0.0, 8.0), st.integers(0, 30)), min_size=1, max_size=40), st.integers(8, 64))
 def test_listeners_never_run_out_below_capacity(sessions: list[tuple[float, int]], max_rows: int) -> None:
@@ -180,7 +171,3 @@ def test_listeners_never_run_out_below_capacity(sessions: list[tuple[float, int]
             now += max(0.001, wake_s or 0.0)
         now += 0.001
         assert now < 60.0, "a session never ended"
-
-
-def test_no_bound_holds_nobody() -> None:
-    assert urgency_of(Demand.of(1e6, 25, 0.0), 0.0, math.inf) is Urgency.AHEAD

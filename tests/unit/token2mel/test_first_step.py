@@ -18,7 +18,6 @@ from bistream.store.findings import STATE_VARIABLE
 from bistream.store.fingerprint import Fingerprint
 from bistream.token2mel import first_step
 from bistream.token2mel.batching import Span
-from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.first_step import FirstStep
 from bistream.token2mel.sizes import form_offset
 from bistream.token2mel.solving import SpanBatch
@@ -100,14 +99,6 @@ def test_chunks_are_computed_once_and_in_any_portions(left: int, monkeypatch: py
     assert not parts.velocities[rows:].any()
 
 
-def test_the_table_ends_where_sessions_end() -> None:
-    stage, _ = stage_and_table(0)
-    table = FirstStep(TINY, network_of(stage).matching, 0, max_chunks=2)
-    table.extend(5)
-    assert len(table.velocities) == 2 * table.rows_per_chunk
-    assert FirstStep(TINY, network_of(stage).matching, 0).max_chunks == MAX_FRAMES // (CHUNK * RATIO)
-
-
 FACTS = Fingerprint({"files": "1"})
 
 
@@ -171,15 +162,3 @@ def test_a_damaged_file_is_computed_again(
     path.write_bytes(path.read_bytes()[:40])
     assert prepared(0, 5, FACTS, monkeypatch)[1] == 5
     assert prepared(0, 5, FACTS, monkeypatch)[1] == 0
-
-
-def test_old_files_are_removed_and_a_folder_that_cannot_be_written_is_no_error(
-    state: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for number in range(5):
-        prepared(0, 1, Fingerprint({"files": str(number)}), monkeypatch)
-    assert len(list(state.rglob(f"{first_step.KIND}-*"))) == 3
-    assert prepared(0, 1, Fingerprint({"files": "4"}), monkeypatch)[1] == 0
-    monkeypatch.setenv(STATE_VARIABLE, "/dev/null/state")
-    assert prepared(0, 1, FACTS, monkeypatch)[1] == 1
-    assert "cannot be kept for later starts" in caplog.text

@@ -107,17 +107,6 @@ def test_sessions_of_one_new_voice_prepare_it_together() -> None:
     stage.check_integrity()
 
 
-def test_a_voice_that_nobody_waits_for_is_not_kept_half_prepared() -> None:
-    stage = make_stage()
-    free, state = stage.pool.free_pages, stage.open(make_prompt(200))
-    stage.prepare(state)
-    assert stage.needs_preparation(state)
-    state.close()
-    assert not stage.needs_preparation(state)
-    assert stage.pool.free_pages == free
-    stage.check_integrity()
-
-
 def test_a_voice_that_cannot_be_prepared_fails_its_session(stage: FlowStage) -> None:
     prompt = make_prompt(140, seed=9)
     prompt.speech_feat[:] = float("nan")
@@ -128,12 +117,3 @@ def test_a_voice_that_cannot_be_prepared_fails_its_session(stage: FlowStage) -> 
     assert isinstance(stage.hop([FlowHop(state, [1], False)])[0], EngineError)
     state.close()
     stage.check_integrity()
-
-
-def test_bounded_context_is_prepared_at_once() -> None:
-    stage, prompt, tokens = make_stage(left_context_chunks=2), make_prompt(200, seed=4), make_tokens(30)
-    expected = run(make_stage(left_context_chunks=2), prompt, [tokens])[0]
-    state = stage.open(prompt)
-    assert not stage.needs_preparation(state)
-    assert_same(hop_mel(stage, state, tokens, True), expected, EXACT)
-    state.close()

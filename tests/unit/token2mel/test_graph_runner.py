@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bistream.checkpoints.config import CheckpointConfig
 from bistream.gpu.tier import Tier
 from bistream.token2mel.batching import Span
-from bistream.token2mel.graphs import recorded
-from bistream.token2mel.graphs.attention import kernel_options
 from bistream.token2mel.graphs.runner import GraphFlowRunner
 from bistream.token2mel.page_pool import ZERO_PAGE
 from bistream.token2mel.solving import SpanGroup
@@ -79,20 +74,6 @@ def test_old_content_of_a_page_is_not_read(left: int) -> None:
     assert not pages.context_rows[..., TINY.estimator.static_chunk_size :, :].any(), "rows after a chunk's frames stay zero"
 
 
-@pytest.mark.parametrize("chunk_tokens", [8, 40])
-def test_other_sizes_of_chunks(chunk_tokens: int) -> None:
-    flow = dataclasses.replace(
-        TINY,
-        encoder=dataclasses.replace(TINY.encoder, static_chunk_size=chunk_tokens),
-        estimator=dataclasses.replace(TINY.estimator, static_chunk_size=2 * chunk_tokens),
-    )
-    checkpoint = CheckpointConfig(flow=flow)
-    pieces = cut(make_tokens(120), [18, 45, 57])
-    expected = run(make_stage(checkpoint=checkpoint), make_prompt(50), pieces)
-    for mel, exact in zip(run(graph_stage((1, 8), checkpoint=checkpoint), make_prompt(50), pieces), expected, strict=True):
-        assert_same(mel, exact)
-
-
 def test_streams_run_packed_and_offline_synthesis_on_the_plain_network(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = graph_stage((2,))
     runner = subject.runner
@@ -113,36 +94,3 @@ def test_streams_run_packed_and_offline_synthesis_on_the_plain_network(monkeypat
     state.close()
     whole = subject.synthesize(make_tokens(5), make_prompt(10))
     assert_same(whole, make_stage().synthesize(make_tokens(5), make_prompt(10)), 0)
-
-
-def test_a_stage_reports_the_memory_that_its_pages_take() -> None:
-    stages = make_stage(), make_stage(tier=Tier.GRAPHS)
-    for stage in stages:
-        pages = pages_of(stage)
-        tensors = (pages.context_rows, pages.tail, pages.token_keys_values, pages.frame_keys_values)
-        size = sum(tensor.nbytes for tensor in (*tensors, pages.upsample_tail))
-        assert stage.page_bytes * pages.upsample_tail.shape[0] == size
-        assert abs(size / 2**20 - 64) < 1.0
-        assert stage.pool.total + len(pages.scratch) + 2 == pages.upsample_tail.shape[0]
-
-
-@pytest.mark.parametrize("kilobytes", [48, 99, 227])
-@pytest.mark.parametrize("width", [64, 256, 512])
-def test_programs_of_the_attention_fit_the_gpu(kilobytes: int, width: int) -> None:
-    options = kernel_options(width, 2, kilobytes * 1024)
-    assert 64 % options["BLOCK_M"] == 0 and 64 % options["BLOCK_N"] == 0
-    if width < 512 or kilobytes > 64:
-        used = (options["BLOCK_M"] + 2 * options["num_stages"] * options["BLOCK_N"]) * width * 2
-        assert used <= kilobytes * 1024
-
-
-def test_warming_the_encoder_leaves_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "WARM_ROWS", (1, 4))
-    stage = graph_stage((4, 8))
-    assert isinstance(stage.runner, GraphFlowRunner)
-    pages = pages_of(stage)
-    stores = (pages.token_keys_values, pages.frame_keys_values, pages.upsample_tail)
-    before = [torch.nan_to_num(store) for store in stores]
-    stage.runner._warm_encoder()
-    for store, kept in zip(stores, before, strict=True):
-        torch.testing.assert_close(torch.nan_to_num(store), kept, rtol=0, atol=0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from bistream.token2mel.graphs.runner import GraphFlowRunner
 from bistream.token2mel.stage import FlowHop, FlowHops, FlowStage
 from bistream.token2mel.state import FlowState
 from tests.unet import network_of, pages_of
-from tests.unit.token2mel.flow_fixtures import TINY, hop_mel, make_prompt, make_stage, make_tokens
+from tests.unit.token2mel.flow_fixtures import DIT_CHECKPOINT, hop_mel, make_prompt, make_stage, make_tokens
+from tests.unit.token2mel.test_dit_graphs import graph_stage as dit_graphs
 
 TIERS = [Tier.PLAIN, Tier.GRAPHS]
 ROUNDS, SESSIONS = 2, 2  # of each of the groups that are computed in turn
@@ -32,6 +34,14 @@ def make(tier: Tier, **options: object) -> FlowStage:
         assert stage.pages is not None
         stage.runner = GraphFlowRunner(network_of(stage), pages_of(stage), stage.left_context_chunks, (4, 8), interruptible=True)
     return stage
+
+
+NETWORKS: dict[str, Callable[..., FlowStage]] = {
+    "unet": partial(make, Tier.PLAIN),
+    "unet in graphs": partial(make, Tier.GRAPHS),
+    "dit": partial(make, Tier.PLAIN, checkpoint=DIT_CHECKPOINT),
+    "dit in graphs": dit_graphs,
+}
 
 
 @dataclass
@@ -72,17 +82,17 @@ def make_groups(stage: FlowStage, hops: Sequence[Sequence[tuple[int, ...]]]) -> 
 sizes = st.lists(st.tuples(*[st.integers(0, 60)] * SESSIONS), min_size=ROUNDS, max_size=ROUNDS)
 
 
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("network", NETWORKS)
 @settings(max_examples=3, deadline=None)
 @given(hops=st.lists(sizes, min_size=2, max_size=2), turns=st.lists(st.integers(0, 2), max_size=40), left=st.sampled_from([0, 0, 1]))
-def test_any_interleaving_is_bit_equal(tier: Tier, hops: list[list[tuple[int, ...]]], turns: list[int], left: int) -> None:
+def test_any_interleaving_is_bit_equal(network: str, hops: list[list[tuple[int, ...]]], turns: list[int], left: int) -> None:
     """Groups take turns in any order, step by step; alone, each is computed in whole batches."""
-    alone = make(tier, left_context_chunks=left)
+    alone = NETWORKS[network](left_context_chunks=left)
     expected = make_groups(alone, hops)
     for group in expected:
         while group.step(alone):
             pass
-    stage = make(tier, left_context_chunks=left)
+    stage = NETWORKS[network](left_context_chunks=left)
     groups = make_groups(stage, hops)
     for turn in turns:
         groups[turn % len(groups)].step(stage)
@@ -95,22 +105,6 @@ def test_any_interleaving_is_bit_equal(tier: Tier, hops: list[list[tuple[int, ..
             assert len(mels) == len(others) == SESSIONS
             assert all(torch.equal(mel, other) for mel, other in zip(mels, others, strict=True))
     stage.check_integrity()
-
-
-@pytest.mark.parametrize("tier", TIERS)
-def test_a_batch_has_as_many_steps_as_the_solver(tier: Tier) -> None:
-    stage = make(tier)
-    batch = stage.begin([FlowHop(stage.open(make_prompt(0)), make_tokens(30), False)])
-    left = []
-    while batch.steps_left:
-        left.append(batch.steps_left)
-        batch.step()
-    assert left == list(range(TINY.n_timesteps, 0, -1))
-
-
-def test_without_interruptions_the_graphs_compute_a_batch_in_one_step() -> None:
-    stage = make_stage(tier=Tier.GRAPHS, max_suspensions=0)
-    assert stage.begin([FlowHop(stage.open(make_prompt(0)), make_tokens(30), False)]).steps_left == 1
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -155,14 +149,6 @@ def test_nan_in_an_interrupted_batch_stays_there(tier: Tier) -> None:
     assert isinstance(first.finish()[0], EngineError)
     found = second.finish()[0]
     assert isinstance(found, Tensor) and torch.equal(found, expected)
-
-
-def test_a_session_of_little_speech_reserves_little() -> None:
-    stage = make_stage(flow_state_mb=2, reserve_tokens=50)
-    for speech_s, reserve in ((None, 2), (0.0, 1), (1.0, 1), (1.5, 2), (60.0, 2)):
-        state = stage.open(make_prompt(0), speech_s)
-        assert state.account.reserve == reserve
-        state.close()
 
 
 def test_pages_of_a_batch_in_progress_are_not_taken_from_it() -> None:

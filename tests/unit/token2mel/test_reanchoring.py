@@ -76,18 +76,6 @@ def test_a_long_session_stays_within_its_context(
     assert subject.pool.available == subject.pool.total
 
 
-def test_the_pages_of_the_older_half_are_free_again() -> None:
-    subject = stage(10.0)
-    state = subject.open(make_prompt(50))
-    hop_mel(subject, state, make_tokens(53))  # an odd beginning: hops end on chunks and three tokens more
-    held = []
-    for _ in range(20):
-        hop_mel(subject, state, make_tokens(CHUNK))
-        held.append(len(state.account.pages))
-    assert max(held) == 8 and held[held.index(8) + 1] == 6, held  # of 7 chunks that are speech alone, three go; the next one comes
-    state.close()
-
-
 def test_where_it_forgets_depends_on_its_tokens_alone() -> None:
     subject, alone = stage(8.0, flow_state_mb=16), stage(8.0, flow_state_mb=16)
     voices, pieces = [make_prompt(30, seed) for seed in range(2)], pieces_of(325, [CHUNK])
@@ -139,13 +127,3 @@ def test_the_last_hop_with_full_attention_goes_on_from_what_is_known() -> None:
     pieces = pieces_of(400, [CHUNK])
     mels = run(subject, voice, pieces)
     assert sum(mel.shape[1] for mel in mels) == 800 and all(torch.isfinite(mel).all() for mel in mels)
-
-
-def test_where_all_speech_must_go_its_pages_go_too() -> None:
-    """With bounded left context, and a voice without speech tokens."""
-    made = stage(6.0, left_context_chunks=2)
-    session = made.open(make_prompt(0))
-    hop_mel(made, session, make_tokens(103))
-    made.planner.reanchor(session, 25)
-    assert session.committed == 0 and session.pages == []
-    made.check_integrity()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -54,7 +54,6 @@ def batch(runner: SharingRunner, groups: Sequence[tuple[int, int]]) -> SpanBatch
 groups = st.lists(st.tuples(st.integers(1, 16), st.integers(0, 9)), min_size=1, max_size=3)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(groups, min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=60))
 def test_every_batch_ends_as_alone(batches: list[list[tuple[int, int]]], turns: list[int]) -> None:
     expected = [batch(SharingRunner(), each).finish() for each in batches]

@@ -54,10 +54,6 @@ def test_a_process_of_its_own_has_room_for_the_longest_session_and_no_less_than_
     assert session_s == AUTO_SESSION_S or session_s * sessions == pytest.approx(longest_s), "more than is needed"
 
 
-def test_sixty_four_sessions_on_a_large_gpu_have_thirty_seconds_each() -> None:
-    assert state_pages(0, 30_050_000, 1.0, 64, 130 * 2**30) == 64 * 30
-
-
 def test_a_cache_for_800_sessions_leaves_an_h200_pages_for_242() -> None:
     """143,771 MiB, of which networks and contexts are assumed to have 4 GiB. With a cache for 400 sessions 256 have room."""
 
@@ -75,17 +71,6 @@ def test_too_few_pages_for_all_sessions_are_told(pages: int, reserve: int, sessi
     sentence = shortage(pages, reserve, 1.0, sessions)
     assert (sentence is None) == (pages >= sessions * reserve)
     assert sentence is None or f"room for {pages // reserve} sessions" in sentence
-
-
-def test_the_automatic_budget_leaves_memory_to_others() -> None:
-    assert state_pages(0, 1, 1.0, 1_000_000, 1000) == 700
-
-
-def test_the_language_model_at_full_size_takes_its_cache_and_two_gigabytes() -> None:
-    """494 M weights of Qwen2-0.5B and of the speech tables, 12,288 bytes for each position of the cache."""
-    cache = 800 * 4096 * 12_288
-    assert cache + 1.9e9 < language_model_bytes(LanguageModelConfig(), 800 * 4096) < cache + 2.2e9
-    assert language_model_bytes(LanguageModelConfig(), 0) == 0
 
 
 @given(total=st.integers(1, 10**12), claimed=st.integers(0, 10**12), taken=st.booleans())

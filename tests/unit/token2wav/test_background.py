@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.token2wav.background import MAX_CREDIT_S, SHARE, Background, BackgroundShare, OfflineJob
@@ -51,7 +51,6 @@ STEP_S = st.floats(0.002, 0.2)
 HOP_S = st.floats(0.02, 0.19)  # of 0.2 s on, the bound on the credit makes the share smaller
 
 
-@settings(max_examples=20, deadline=None)
 @given(step_s=STEP_S, hop_s=HOP_S, load=st.floats(1.0, 3.0))
 def test_the_background_never_starves(step_s: float, hop_s: float, load: float) -> None:
     simulation = Simulation(step_s, hop_s, hop_s / load)
@@ -59,7 +58,6 @@ def test_the_background_never_starves(step_s: float, hop_s: float, load: float) 
     assert simulation.background_s == pytest.approx(SHARE * simulation.now_s, rel=0.1)
 
 
-@settings(max_examples=20, deadline=None)
 @given(step_s=STEP_S, hop_s=HOP_S, load=st.floats(0.1, 0.7))
 def test_below_capacity_no_hop_waits_longer_than_the_saved_credit_and_two_steps(step_s: float, hop_s: float, load: float) -> None:
     """One step runs when the hop arrives, the last one of the credit may begin just before it is used up."""
@@ -78,43 +76,6 @@ def voice(name: str) -> HopJob:
     return HopJob(AudioSession(name, VOICE, 0, 0.0), Token2WavHop(name, (1,), False, VOICE), True, 0.0, Future[FloatArray]())
 
 
-def next_names(background: Background, count: int) -> list[str]:
-    names = []
-    for _ in range(count):
-        work = background.take()
-        if work is None:
-            break
-        names.append(work.session_id or "" if isinstance(work, OfflineJob) else work.job.session.session_id)
-        background.put_back(work)
-    return names
-
-
-def test_voices_and_one_utterance_take_turns() -> None:
-    background = Background()
-    for name in ("u1", "u2"):
-        background.add_utterance(utterance(name))
-    for name in ("v1", "v2"):
-        background.add_voice(voice(name))
-    assert next_names(background, 6) == ["u1", "v1", "v2", "u1", "v1", "v2"]
-    done = background.take()
-    assert isinstance(done, OfflineJob)
-    background.remove(done)
-    background.remove(done)
-    assert (background.utterances, next_names(background, 3)) == (1, ["v1", "v2", "u2"])
-
-
-def test_an_utterance_that_is_dropped_during_its_step_does_not_come_back() -> None:
-    background = Background()
-    for name in ("u1", "u2"):
-        background.add_utterance(utterance(name))
-    work = background.take()
-    assert work is not None
-    background.drop_utterances("u1")
-    background.put_back(work)
-    assert next_names(background, 2) == ["u2", "u2"]
-
-
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(["voice", "utterance", "turn", "done", "drop"]), max_size=40))
 def test_nothing_is_lost_and_at_most_one_utterance_is_in_progress(operations: list[str]) -> None:
     background, expected = Background(), set[str]()

@@ -54,14 +54,6 @@ def test_without_full_batches_the_estimate_is_at_most_four_times_the_best_pace(f
     assert 0.0 < worker.meter.audio_s_per_s <= 4.001 * max(paces)
 
 
-def test_a_slow_first_batch_does_not_count() -> None:
-    worker = Worker()
-    worker.batch(1, slowness=100.0)
-    for _ in range(20):
-        worker.batch(2)
-    assert worker.meter.audio_s_per_s > 2 / (worker.fixed_s + 2 * worker.marginal_s)
-
-
 @given(st.lists(st.floats(0.7, 1.4), min_size=FULL_BATCHES, max_size=60))
 def test_full_batches_bound_the_estimate(slownesses: list[float]) -> None:
     worker = Worker()
@@ -69,22 +61,6 @@ def test_full_batches_bound_the_estimate(slownesses: list[float]) -> None:
         worker.batch(1)
     paces = [worker.batch(64, leftover=True, slowness=slowness, pause_s=0.0) for slowness in slownesses]
     assert min(paces) * 0.999 <= worker.meter.audio_s_per_s <= max(paces) * 1.001
-
-
-def test_time_between_full_batches_counts() -> None:
-    """Steps of the background take the worker's time too."""
-    worker = Worker()
-    for _ in range(20):
-        worker.batch(64, leftover=True, pause_s=0.08)
-    assert worker.meter.audio_s_per_s == pytest.approx(64 / (worker.fixed_s + 64 * worker.marginal_s + 0.08), rel=0.01)
-
-
-def test_small_batches_with_hops_left_over_are_not_full() -> None:
-    """The bound on a batch is small before the pace is known."""
-    worker = Worker()
-    for _ in range(20):
-        worker.batch(4, leftover=True, pause_s=0.0)
-    assert worker.meter.audio_s_per_s > 2 * 4 / (worker.fixed_s + 4 * worker.marginal_s)
 
 
 def test_a_pace_that_halves_is_known_after_sixteen_full_batches() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from bistream.checkpoints.config import CausalVocoderConfig, CheckpointConfig, DitFlowConfig
+from bistream.checkpoints.config import CheckpointConfig
 from bistream.config import RuntimeConfig
 from bistream.gpu.tier import Tier
 from bistream.mel2wav.causal.stage import CausalVocoderStage
@@ -129,27 +128,3 @@ def test_a_batch_stops_between_solver_steps_and_goes_on(stages: SpeechStages) ->
     assert isinstance(found, np.ndarray) and np.array_equal(found, expected)
     slow.close()
     urgent.close()
-
-
-@pytest.mark.parametrize("sizes", [(TINY_FLOW, TINY_VOCODER), (DitFlowConfig(), CausalVocoderConfig())], ids=["tiny", "full"])
-def test_random_files_have_the_released_keys_and_shapes(sizes: tuple[DitFlowConfig, CausalVocoderConfig], config: RuntimeConfig) -> None:
-    """The full ones without drawing them: their shapes come from the same functions."""
-    assert len(vocoder_shapes(sizes[1])) == 328
-    assert len(flow_shapes(sizes[0])) == 330 - 14 * (22 - sizes[0].dit.depth)
-    if sizes[0] is TINY_FLOW:
-        for name, shapes in (("flow.pt", flow_shapes(TINY_FLOW)), ("hift.pt", vocoder_shapes(TINY_VOCODER))):
-            state = torch.load(Path(config.model_dir) / name, weights_only=True)
-            assert {key: tuple(tensor.shape) for key, tensor in state.items()} == shapes
-            assert all(tensor.dtype == torch.float32 for tensor in state.values())
-
-
-def test_the_same_seed_gives_the_same_files() -> None:
-    first, second, other = (flow_state(Drawer(seed), flow_shapes(TINY_FLOW)) for seed in (1, 1, 2))
-    assert all(torch.equal(tensor, second[key]) for key, tensor in first.items())
-    assert not torch.equal(first["input_embedding.weight"], other["input_embedding.weight"])
-
-
-def test_random_speech_is_audible_and_not_clipped(stages: SpeechStages) -> None:
-    audio = render(stages, voice(50), [speech(100)])
-    assert 0.01 < audio.std() < 0.3
-    assert np.mean(np.abs(audio) > 0.98) < 0.01

@@ -39,7 +39,7 @@ from bistream.hops.queue import BatchPace, HopQueue
 from bistream.token2mel.solving import FAILED
 from bistream.token2wav.factory import load_renderer
 from bistream.token2wav.hop_jobs import MAX_HOP_TOKENS
-from bistream.token2wav.renderer import RendererHop, sizes_of
+from bistream.token2wav.renderer import sizes_of
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.token2wav.speech_stages import MAX_FAILURES_IN_A_ROW, SpeechStages
 from bistream.types import FloatArray, VoicePrompt
@@ -303,16 +303,6 @@ def test_hops_of_one_session_keep_their_order_and_never_share_a_batch(rig: Rig) 
     assert rig.flow.batches == [[(1,)], [(4,)], [(2,)], [(3,)], [(5,)]]
 
 
-def test_a_batch_is_bounded_in_tokens(rig: Rig) -> None:
-    """75 tokens fit before anything has been measured: an urgent hop does not wait for all others."""
-    with rig.flow.hold() as wait_until_inside:
-        pending = [rig.hop("a", 1, start=True)]
-        wait_until_inside()
-        pending += [rig.hop(name, *([2] * 40), start=True) for name in ("b", "c", "d")]
-    assert all(future.result(TIMEOUT_S) is not None for future in pending)
-    assert [len(batch) for batch in rig.flow.batches] == [1, 1, 1, 1]
-
-
 def test_bad_requests_leave_the_session_unchanged(rig: Rig) -> None:
     assert audio(rig.hop("a", 1, start=True)) == [1]
     for token in (-1, FlowConfig().vocab_size):
@@ -380,20 +370,6 @@ def test_an_exception_ends_the_sessions_of_its_batch_and_the_service_goes_on(rig
     assert audio(rig.hop("a", 3, start=True)) == [3]
 
 
-def test_answers_given_before_the_batch_fails_are_kept(rig: Rig) -> None:
-    with rig.flow.hold() as wait_until_inside:
-        blocker = rig.hop("d", 1, start=True)
-        wait_until_inside()
-        refused, renewed, broken = (
-            rig.hop("a", REFUSED_BY_FLOW, start=True),
-            rig.hop("b", start=True),
-            rig.hop("c", VOCODER_RAISES, start=True),
-        )
-    assert audio(blocker) == [1]
-    assert "alone" in str(error(refused)) and "alone" not in str(error(broken))
-    assert audio(renewed) == [] and audio(rig.hop("b", 2)) == [2]
-
-
 def test_admission(rig: Rig) -> None:
     for index in range(8):
         audio(rig.hop(f"s{index}", 1, start=True))
@@ -401,38 +377,6 @@ def test_admission(rig: Rig) -> None:
     assert isinstance(error(rig.service.synthesize([1], prompt())), BusyError)
     audio(rig.hop("s0", 1, finalize=True))
     assert audio(rig.hop("one more", 1, start=True)) == [1]
-
-
-def test_offline_jobs_take_places(rig: Rig) -> None:
-    with rig.flow.hold() as wait_until_inside:
-        blocker = rig.hop("a", 1, start=True)
-        wait_until_inside()
-        jobs = [rig.service.synthesize([index], prompt()) for index in range(7)]
-        assert isinstance(error(rig.hop("one more", 1, start=True)), BusyError)
-        assert isinstance(error(rig.service.synthesize([1], prompt())), BusyError)
-    assert audio(blocker) == [1]
-    assert [audio(job) for job in jobs] == [[index] for index in range(7)]
-
-
-def test_a_refusal_of_the_flow_state_ends_the_session(rig: Rig) -> None:
-    rig.flow.refuses_to_open = True
-    assert isinstance(error(rig.hop("a", 1, start=True)), BusyError)
-    rig.flow.refuses_to_open = False
-    assert audio(rig.hop("a", 1, start=True)) == [1]
-
-
-def test_idle_sessions_expire(rig: Rig) -> None:
-    audio(rig.hop("a", 1, start=True))
-    audio(rig.hop("b", 1, start=True))
-    rig.clock.now_s += 29.0
-    assert audio(rig.hop("a")) == []  # a hop without tokens renews the lease
-    rig.clock.now_s += 2.0
-    assert isinstance(error(rig.hop("b", 2)), UnknownSessionError)
-    assert audio(rig.hop("a", 2)) == [2]
-    assert rig.service.live_sessions == 1
-    rig.clock.now_s += 31.0
-    assert audio(rig.hop("c", 3, finalize=True, start=True)) == [3]  # the worker frees before it computes
-    assert all(state.closed for state in rig.flow.states[:2])
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
@@ -526,16 +470,6 @@ def test_hops_run_between_the_steps_of_an_utterance(rig: Rig) -> None:
     assert rig.flow.log == [2, 4, 4, *[2] * 39]
 
 
-def test_utterances_are_computed_one_at_a_time_in_order(rig: Rig) -> None:
-    with rig.flow.hold() as wait_until_inside:
-        blocker = rig.hop("a", 1, start=True)
-        wait_until_inside()
-        pending = [rig.service.synthesize([token] * 3, prompt()) for token in (2, 3, 4)]
-    assert audio(blocker) == [1]
-    assert [audio(future) for future in pending] == [[2] * 3, [3] * 3, [4] * 3]
-    assert rig.flow.log == [1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
-
-
 def test_an_utterance_ends_while_hops_never_cease(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock stands still unless a test moves it: here a hop takes 0.1 s and there is always one."""
     whole = rig.service.synthesize([2] * 10, prompt())
@@ -582,13 +516,6 @@ def test_bounds_of_utterances() -> None:
         hop = rig.hop("a", 4, start=True)
     assert [audio(future) for future in (*pending, hop)] == [[1] * 10, [2] * 10, [4]]
     rig.service.close()
-
-
-def test_a_hop_is_bounded(rig: Rig) -> None:
-    assert audio(rig.hop("a", 1, start=True)) == [1]
-    found = error(rig.hop("a", *([1] * (MAX_HOP_TOKENS + 1))))
-    assert isinstance(found, InvalidInputError) and str(MAX_HOP_TOKENS) in str(found)
-    assert len(audio(rig.hop("a", *([2] * MAX_HOP_TOKENS)))) == MAX_HOP_TOKENS
 
 
 def test_hops_run_while_a_long_voice_is_prepared(rig: Rig) -> None:
@@ -698,7 +625,6 @@ def test_whatever_happens_every_future_is_answered_and_everything_is_freed(opera
     assert rig.service.live_sessions == 0
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.tuples(st.booleans(), st.floats(0, 10), st.integers(0, 120)), max_size=30),
     st.integers(1, 10),
@@ -717,17 +643,6 @@ def test_queue_serves_all_in_order_within_bounds(items: list[tuple[bool, float, 
     assert served == sorted(range(len(items)), key=lambda index: (not items[index][0], items[index][1], index))
 
 
-def test_pace_follows_what_was_measured() -> None:
-    pace = BatchPace(500.0)
-    assert pace.tokens_within(0.1) == pytest.approx(50) and pace.seconds(50) == pytest.approx(0.1)
-    for _ in range(40):
-        pace.observe(tokens=200, seconds=0.01)
-    assert pace.tokens_within(0.1) == pytest.approx(2000, rel=0.01)
-    pace.observe(tokens=0, seconds=1.0)
-    pace.observe(tokens=10, seconds=0.0)
-    assert pace.tokens_within(0.1) == pytest.approx(2000, rel=0.01)
-
-
 @pytest.mark.parametrize("stalled", [25, 100, 200, 400])
 def test_a_stall_makes_no_small_batches(stalled: int) -> None:
     """Three seconds, once; a server that has become slower is still noticed."""
@@ -744,7 +659,6 @@ def test_a_stall_makes_no_small_batches(stalled: int) -> None:
     assert pace.seconds(200) == pytest.approx(10 * 0.11, rel=0.1)
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.floats(0.0, 0.02), st.floats(1e-5, 1e-2), st.lists(st.integers(1, 1600), min_size=2, max_size=40, unique=True))
 def test_pace_finds_the_fixed_part_of_a_batch(fixed_s: float, per_token_s: float, batches: list[int]) -> None:
     pace = BatchPace(500.0)
@@ -800,24 +714,6 @@ def test_with_real_networks(tiny_model_dir: Path, most: int) -> None:
     assert stages.flow.pool.available == stages.flow.pool.total
 
 
-def test_a_process_whose_batches_keep_failing_is_unhealthy_and_one_good_batch_heals_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    stages = speech_stages(FakeFlow(), FakeVocoder())
-    outcomes = iter([False, False, True, False, False, False])
-
-    def speak(hops: Sequence[object]) -> list[FloatArray]:
-        if not next(outcomes):
-            raise RuntimeError("an illegal memory access was encountered")
-        return [np.zeros(480, np.float32)]
-
-    monkeypatch.setattr(stages.vocoder, "hop", speak)
-    health = []
-    hop = RendererHop(stages.open(prompt(), 0), (1,), False)
-    for _ in range(6):
-        stages.begin([hop]).finish()
-        health.append(stages.healthy)
-    assert health == [True, True, True, True, True, False]
-
-
 def test_a_vocoder_that_cannot_open_leaves_nothing_open_in_the_flow(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(seed: int) -> FakeState:
         raise RuntimeError("out of memory")
@@ -841,14 +737,6 @@ def test_a_flow_that_keeps_failing_makes_the_process_unhealthy(rig: Rig, monkeyp
         assert not rig.service.healthy
     assert audio(rig.hop("waiting", 1)) == [1]
     assert rig.service.healthy
-
-
-def test_a_session_may_be_longer_than_what_is_computed_at_once(rig: Rig) -> None:
-    assert audio(rig.hop("a", 1, start=True)) == [1]
-    for _ in range(40):
-        assert len(audio(rig.hop("a", *([1] * 250)))) == 250
-    assert isinstance(error(rig.hop("b", 1, start=7500)), InvalidInputError)
-    assert rig.service.live_sessions == 1
 
 
 def test_a_hop_does_not_take_the_id_of_an_utterance() -> None:
@@ -899,3 +787,18 @@ def test_where_the_worker_fails_nobody_waits_for_ever() -> None:
     assert isinstance(error(rig.hop("a", 2)), EngineError)
     assert isinstance(error(rig.hop("b", 3, start=True)), EngineError) and not rig.service.healthy
     rig.service.close()
+
+
+def test_a_hop_is_bounded(rig: Rig) -> None:
+    assert audio(rig.hop("a", 1, start=True)) == [1]
+    found = error(rig.hop("a", *([1] * (MAX_HOP_TOKENS + 1))))
+    assert isinstance(found, InvalidInputError) and str(MAX_HOP_TOKENS) in str(found)
+    assert len(audio(rig.hop("a", *([2] * MAX_HOP_TOKENS)))) == MAX_HOP_TOKENS
+
+
+def test_a_session_may_be_longer_than_what_is_computed_at_once(rig: Rig) -> None:
+    assert audio(rig.hop("a", 1, start=True)) == [1]
+    for _ in range(40):
+        assert len(audio(rig.hop("a", *([1] * 250)))) == 250
+    assert isinstance(error(rig.hop("b", 1, start=7500)), InvalidInputError)
+    assert rig.service.live_sessions == 1

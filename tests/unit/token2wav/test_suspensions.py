@@ -104,17 +104,6 @@ def test_a_start_without_room_waits_for_the_batch_in_progress(rig: Rig, monkeypa
     assert isinstance(error(rig.hop("late", 13, start=True)), BusyError), "nothing is in progress that could make room"
 
 
-def test_closing_finishes_a_batch_in_progress() -> None:
-    rig = make_rig()
-    audio(rig.hop("calm", 1, start=True))
-    with rig.flow.hold() as wait_until_inside:
-        rig.hop("calm", 11, playback_buffer_s=CALM_S)
-        wait_until_inside()
-        rig.service.cancel("calm")
-    rig.service.close()
-    assert rig.all_states_closed()
-
-
 OPERATIONS = st.lists(
     st.tuples(st.sampled_from("abcd"), st.sampled_from(["start", "calm", "pressed", "finalize", "cancel", "offline"]), st.booleans()),
     max_size=30,

@@ -25,11 +25,11 @@ from bistream.types import GenerationOptions
 from bistream.voice.s3_network import S3Network
 from bistream.voice.s3_weights import state_dict_from_onnx
 from tests.sounds import speech_like
-from training.bpe import num_special_tokens, write_tokenizer
+from training.bpe import write_tokenizer
 from training.export import export
 from training.flow_task import forget_positions, initialise
 from training.language_model_task import LanguageModelNetwork
-from training.sizes import SMOKE, VOICE
+from training.sizes import SMOKE
 from training.speaker_task import SpeakerNetwork
 
 CPU = torch.device("cpu")
@@ -118,12 +118,6 @@ def test_speech_tokenizer(networks: dict[str, torch.nn.Module], model_dir: Path)
     assert (torch.from_numpy(codes).flatten() == expected.flatten()).float().mean() > 0.9  # a digit on the edge may round otherwise
 
 
-def test_speaker_encoder(networks: dict[str, torch.nn.Module], model_dir: Path) -> None:
-    features = torch.randn(1, 50, 80)
-    (vector,) = onnxruntime.InferenceSession(str(model_dir / "campplus.onnx")).run(None, {"input": features.numpy()})
-    assert np.allclose(vector, networks["speaker"](features).numpy(), atol=1e-4)
-
-
 def test_pipeline_speaks(model_dir: Path) -> None:
     torch.set_num_threads(1)
     config = RuntimeConfig(
@@ -132,15 +126,3 @@ def test_pipeline_speaks(model_dir: Path) -> None:
     with LocalPipeline(config) as pipeline:
         chunks = list(pipeline.stream(["the river ", "is quiet"], VoiceChoice(speech_like(), "the house"), GenerationOptions(seed=1)))
     assert sum(len(chunk.waveform) for chunk in chunks) % 960 == 0 and chunks and all(np.isfinite(chunk.waveform).all() for chunk in chunks)
-
-
-def test_shipped_sizes_fit_the_repository() -> None:
-    """24 MB in float16, the text head not counted twice."""
-    config = VOICE.checkpoint
-    assert config.language_model.text_vocab_size == VOICE.bpe_entries + num_special_tokens()
-    with torch.device("meta"):
-        parts = (
-            LanguageModelNetwork(config.language_model), FlowNetwork(config.flow), HiFT(config.vocoder), S3Network(VOICE.tokenizer),
-            SpeakerNetwork(VOICE.speaker_width, VOICE.speaker_layers, config.flow.spk_embed_dim),
-        )  # fmt: skip
-    assert 2 * sum(parameter.numel() for part in parts for parameter in part.parameters()) < 23_200_000

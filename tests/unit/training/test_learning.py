@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from bistream.token2mel.encoder import position_table
 from tests.unit.training.small_corpus import SIZES, small_corpus
 from training.bpe import TextIds, write_tokenizer
 from training.corpus_data import Corpus
@@ -22,7 +21,7 @@ from training.flow_task import FlowTask
 from training.language_model_data import LanguageModelBatches, Utterances
 from training.language_model_task import LanguageModelTask
 from training.layouts import IGNORED
-from training.loop import Curve, Task, load_network, train
+from training.loop import Task, load_network, train
 from training.speaker_task import SpeakerNetwork, SpeakerTask
 from training.tokenizer_task import TokenizerTask, encode_corpus
 from training.vocoder_task import VocoderTask
@@ -45,7 +44,6 @@ def speaker() -> SpeakerNetwork:
 
 
 TEXTS = [f"the sound of number {number} is here" for number in range(20)]
-PLACES = ("starts", "tokens", "voices", "texts")  # of an utterance
 
 
 def falls(task: Task, name: str, share: float, steps: int = STEPS) -> None:
@@ -72,27 +70,6 @@ def test_language_model(corpus: Corpus, tmp_path: Path) -> None:
     write_tokenizer(TEXTS, tmp_path, SIZES.bpe_entries)
     task = LanguageModelTask(Utterances.of(corpus, codes_of(corpus), TEXTS), TextIds(TEXTS, tmp_path), SIZES, torch.device("cpu"))
     falls(task, "speech", 0.8)
-
-
-def test_language_model_of_speech_tokens_from_elsewhere(corpus: Corpus, tmp_path: Path) -> None:
-    utterances = Utterances.of(corpus, codes_of(corpus), TEXTS)
-    utterances.save(tmp_path / "sub" / "utterances.npz")
-    loaded = Utterances.load(tmp_path / "sub" / "utterances.npz")
-    for field in fields(Utterances):
-        ours, theirs = getattr(utterances, field.name), getattr(loaded, field.name)
-        assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs), field.name
-
-
-def test_a_part_of_the_input_is_drawn_by_the_model_and_nothing_else_changes(corpus: Corpus, tmp_path: Path) -> None:
-    write_tokenizer(TEXTS, tmp_path, SIZES.bpe_entries)
-    task = LanguageModelTask(Utterances.of(corpus, codes_of(corpus), TEXTS), TextIds(TEXTS, tmp_path), SIZES, torch.device("cpu"))
-    ids, targets, _, phones = next(task._batches)
-    fed, space = task._with_own(ids, targets), task._space
-    changed = fed != ids
-    is_code = (ids >= space.speech_offset) & (ids < space.first_special)
-    assert changed.any() and not (changed & ~is_code).any() and changed.sum() < 0.5 * is_code.sum()
-    assert ((fed >= space.speech_offset) & (fed < space.first_special))[is_code].all()
-    assert ((phones[0] == IGNORED) == ((targets < 0) | (targets >= space.speech_token_size))).all()
 
 
 def test_validation_texts_are_never_trained_on(corpus: Corpus, tmp_path: Path) -> None:
@@ -140,24 +117,6 @@ def test_vocoder_before_and_with_discriminators(corpus: Corpus) -> None:
     assert all(parameter.requires_grad for parameter in task.discriminators.parameters())
 
 
-def test_vocoder_asks_for_the_flow_when_its_mels_are_due(corpus: Corpus) -> None:
-    asked, seen, plan = list[int](), list[tuple[int, int]](), replace(SIZES.plan, vocoder_steps=2000, vocoder_gan_steps=0)
-
-    def mels(first: Tensor, tokens: int) -> Tensor:
-        seen.append((len(first), tokens))
-        return torch.full((len(first), 2 * tokens, 80), -9.0)
-
-    task = VocoderTask(corpus, replace(SIZES, plan=plan), find_flow=lambda: asked.append(0) or (mels if len(asked) > 1 else None))  # type: ignore[func-returns-value]
-    task._crop(1700)
-    assert not asked and not seen
-    for number in (1701, 1702, 2000):  # the flow is not there yet, and not asked for at every step
-        assert (task._crop(number)[0] != -9.0).any()
-    assert len(asked) == 1
-    mel = task._crop(2201)[0]
-    assert len(asked) == 2 and seen == [(SIZES.plan.vocoder_rows // 2, SIZES.plan.vocoder_frames // 2)]
-    assert (mel[: len(mel) // 2] == -9.0).all() and (mel[len(mel) // 2 :] != -9.0).any()
-
-
 class Counting:
     """A task that learns one number, by steps of 1 at the full rate."""
 
@@ -178,20 +137,6 @@ class Counting:
         return {"loss": loss.detach()}
 
 
-def test_interrupted_training_equals_one_run(tmp_path: Path) -> None:
-    whole, first = Counting(), Counting()
-    first.module.load_state_dict(whole.module.state_dict())
-    assert train(whole, tmp_path / "whole", time.monotonic() + 240, quiet=True)
-    pieces = tmp_path / "pieces"
-    assert not train(first, pieces, time.monotonic() - 1, quiet=True)  # saved before its first step
-    second = Counting()
-    assert train(second, pieces, time.monotonic() + 240, quiet=True)
-    assert second.numbers == list(range(12)) and torch.equal(second.module.weight, whole.module.weight)
-    exported = torch.nn.Linear(1, 1)
-    assert load_network(pieces, "counting", exported) == 12
-    assert torch.equal(exported.weight, whole.module.weight.half().float())
-
-
 class Bursting(Counting):
     """Its loss is not a number from the third step on."""
 
@@ -207,16 +152,15 @@ def test_checkpoint_with_a_bad_loss_is_not_written(tmp_path: Path) -> None:
     assert (tmp_path / "counting.pt").read_bytes() == kept
 
 
-def test_rate_rises_then_falls() -> None:
-    curve = Curve(warmup=10, total=1000)
-    shares = [curve.share(step) for step in range(1000)]
-    assert max(shares) <= 1 and shares.index(max(shares)) in (9, 10, 11)
-    assert shares[-1] == pytest.approx(0.02, abs=1e-3) and all(math.isfinite(share) for share in shares)
-
-
-def test_tables_of_a_speaking_network_serve_a_learning_one() -> None:
-    with torch.inference_mode():
-        table = position_table(40, 6)
-    weight = torch.ones(6, 3, requires_grad=True)
-    (position_table(40, 6) @ weight).sum().backward()  # type: ignore[no-untyped-call]
-    assert weight.grad is not None and torch.allclose(weight.grad[:, 0], table.sum(0), atol=1e-4)  # float32 sums of 79 sines
+def test_interrupted_training_equals_one_run(tmp_path: Path) -> None:
+    whole, first = Counting(), Counting()
+    first.module.load_state_dict(whole.module.state_dict())
+    assert train(whole, tmp_path / "whole", time.monotonic() + 240, quiet=True)
+    pieces = tmp_path / "pieces"
+    assert not train(first, pieces, time.monotonic() - 1, quiet=True)  # saved before its first step
+    second = Counting()
+    assert train(second, pieces, time.monotonic() + 240, quiet=True)
+    assert second.numbers == list(range(12)) and torch.equal(second.module.weight, whole.module.weight)
+    exported = torch.nn.Linear(1, 1)
+    assert load_network(pieces, "counting", exported) == 12
+    assert torch.equal(exported.weight, whole.module.weight.half().float())

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from training.letters import spoken_bytes
 from training.phones import PHONES, SILENCE
-from training.spelling import Spelling, letters_of
 
 SOUNDS = {letter: 1 + number for number, letter in enumerate("abcdefghijklmnop")}
 Language = tuple[list[str], list[NDArray[np.uint8]], list[NDArray[np.int64]]]
@@ -49,17 +47,9 @@ def test_letters_are_found_without_a_lexicon(language: Language) -> None:
     assert np.mean(found == true) > 0.85 and off < 0.2 < 1.0 < even_off  # a letter twice in a row is heard as one
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.text(max_size=12), st.lists(st.integers(0, len(PHONES) - 1), max_size=20)), max_size=5))
 def test_letters_stay_in_the_text_and_never_go_back(pairs: list[tuple[str, list[int]]]) -> None:
     found = spoken_bytes([text for text, _ in pairs], [np.array(phones, np.uint8) for _, phones in pairs])
     for (text, phones), letters in zip(pairs, found, strict=True):
         assert len(letters) == len(phones) and (np.diff(letters.astype(int)) >= 0).all()
         assert not len(letters) or letters.max() < max(1, len(text.encode()))
-
-
-def test_tokens_of_the_same_letters_have_the_same_spelling() -> None:
-    spelling = Spelling(4, 8)
-    spelling.letters.copy_(letters_of([b"cat", b"cats", b"cat", b"a long piece"]))
-    found = spelling()
-    assert found.shape == (4, 8) and torch.equal(found[0], found[2]) and not torch.equal(found[0], found[1])

@@ -74,21 +74,6 @@ def test_few_at_a_time_in_order_and_too_many_are_refused() -> None:
     assert studio.analyses.close(WAIT_S)
 
 
-@pytest.mark.parametrize(("fast_s", "threads"), [(1e6, FAST_ANALYSIS_THREADS), (0.0, ANALYSIS_THREADS)])
-def test_fast_analyses_run_together(monkeypatch: pytest.MonkeyPatch, fast_s: float, threads: int) -> None:
-    monkeypatch.setattr("bistream.voice.analyses.FAST_S", fast_s)
-    studio = Studio(most=12)
-    studio.gate.set()
-    studio.request("first").future.result(WAIT_S)
-    studio.gate.clear()
-    analyses = [studio.request(str(number)) for number in range(12)]
-    studio.wait_begun(1 + threads)
-    assert len(studio.analyses) == 12
-    studio.gate.set()
-    assert all(analysis.future.result(WAIT_S) is studio.voice for analysis in analyses)
-    assert studio.analyses.close(WAIT_S)
-
-
 @given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=30))
 def test_how_many_at_a_time_follows_from_their_time(durations_s: list[float]) -> None:
     usual_s: float | None = None
@@ -98,35 +83,6 @@ def test_how_many_at_a_time_follows_from_their_time(durations_s: list[float]) ->
         assert min(durations_s) - 1e-9 <= usual_s <= max(durations_s) + 1e-9
     assert usual_s is not None
     assert (threads_at_a_time(usual_s) == FAST_ANALYSIS_THREADS) is (usual_s < FAST_S)
-
-
-def test_an_abandoned_analysis_leaves_the_queue_and_a_shared_one_does_not() -> None:
-    studio = Studio(most=4)
-    running = [studio.request(key) for key in "ab"]
-    alone, shared, again = studio.request("alone"), studio.request("shared"), studio.request("shared")
-    studio.wait_begun(2)
-    for analysis in (alone, shared, running[0]):
-        studio.analyses.abandon(analysis)
-    assert len(studio.analyses) == 3
-    anew = studio.request("alone")
-    assert anew is not alone
-    studio.gate.set()
-    assert all(analysis.future.result(WAIT_S) is studio.voice for analysis in (*running, again, anew))
-    assert studio.begun.count("alone") == 1
-    assert not alone.future.done()
-    assert studio.analyses.close(WAIT_S)
-
-
-def test_a_failure_reaches_all_who_wait_and_is_forgotten() -> None:
-    studio = Studio()
-    analyses = [studio.request("bad"), studio.request("bad")]
-    studio.gate.set()
-    for analysis in analyses:
-        with pytest.raises(EngineError):
-            analysis.future.result(WAIT_S)
-    assert studio.analyses.close(WAIT_S)
-    assert studio.request("bad") is not analyses[0]
-    assert studio.analyses.close(WAIT_S)
 
 
 def test_close_drops_what_waits_and_tells_whether_something_still_runs() -> None:

@@ -9,24 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bistream.config import RuntimeConfig
-from bistream.errors import ConfigError, EngineError
+from bistream.errors import EngineError
 from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.types import FloatArray
 from bistream.voice.batching import MOST, Batching, groups
 from bistream.voice.features import log_mel_16k
-from bistream.voice.made_with import SPEAKER_ENCODER_FILE
-from bistream.voice.onnx_providers import OnnxSettings
-from bistream.voice.onnx_session import OnnxModel
 from bistream.voice.s3_network import S3Network
 from bistream.voice.s3_weights import state_dict_from_onnx
-from bistream.voice.speaker_encoder import RANGES, OnnxSpeakers, SpeakerEncoder
+from bistream.voice.speaker_encoder import SpeakerEncoder
 from bistream.voice.speech_tokenizer import FRAMES_PER_TOKEN, SpeechTokenizer, choose_batching
 from tests.unit.voice.voices import noise
 
@@ -93,19 +89,6 @@ def test_the_widest_batch_that_gives_equal_codes(network: CountingNetwork, batch
         np.testing.assert_array_equal(tokens, tokenizer.tokens(waveform))
 
 
-def test_a_file_for_one_recording_gets_one(tiny_model_dir: Path, tmp_path: Path) -> None:
-    model = onnx.load(str(tiny_model_dir / SPEECH_TOKENIZER_FILE))
-    for item in (*model.graph.input, *model.graph.output):
-        item.type.tensor_type.shape.dim[0].Clear()
-        item.type.tensor_type.shape.dim[0].dim_value = 1
-    onnx.save(model, str(tmp_path / SPEECH_TOKENIZER_FILE))
-    tokenizer = SpeechTokenizer.from_model_dir(tmp_path, "cpu", 1)
-    assert tokenizer.batching is Batching.ALONE
-    whole = SpeechTokenizer.from_model_dir(tiny_model_dir, "cpu", 1)
-    for waveform, tokens in zip((noise(8000), noise(9000)), tokenizer.tokens_of([noise(8000), noise(9000)]), strict=True):
-        np.testing.assert_array_equal(tokens, whole.tokens(waveform))
-
-
 @pytest.fixture(scope="module")
 def tokenizers(tiny_model_dir: Path) -> dict[str, SpeechTokenizer]:
     names = ("onnx", "torch")
@@ -147,15 +130,6 @@ def test_the_package_s3tokenizer_gives_the_same_codes(tiny_model_dir: Path, toke
         np.testing.assert_array_equal(found[clear], expected[clear])
 
 
-def test_a_package_that_cannot_be_imported(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bistream.voice.torch_tokenizers.PACKAGE", "no_such_package")
-    config = RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", speech_tokenizer="s3tokenizer")
-    with pytest.raises(ConfigError, match=r"cannot be imported \(ModuleNotFoundError\); install it .* or set the parameter to onnx"):
-        SpeechTokenizer.from_config(config)
-    with pytest.raises(ConfigError, match="'speech_tokenizer' is 'whisper'; set it to auto, onnx, torch, s3tokenizer"):
-        RuntimeConfig(speech_tokenizer="whisper")
-
-
 def test_embeddings_are_those_of_each_alone(tiny_model_dir: Path) -> None:
     encoder = SpeakerEncoder.from_model_dir(tiny_model_dir, "cpu", 1)
     assert encoder.batching is Batching.EQUAL
@@ -163,10 +137,3 @@ def test_embeddings_are_those_of_each_alone(tiny_model_dir: Path) -> None:
     for waveform, embedding in zip(waveforms, encoder.embeddings_of(waveforms), strict=True):
         alone = encoder.embedding(waveform)
         np.testing.assert_allclose(embedding, alone, rtol=0, atol=1e-5 * float(np.abs(alone).max()))
-
-
-def test_an_encoder_whose_batches_differ_gets_one_recording(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = OnnxModel(tiny_model_dir, SPEAKER_ENCODER_FILE, RANGES, OnnxSettings("cpu", 1))
-    run = model.run
-    monkeypatch.setattr(model, "run", lambda frames: run(frames) + (0.1 if len(frames) > 1 else 0.0))
-    assert SpeakerEncoder(OnnxSpeakers(model), 192).batching is Batching.ALONE

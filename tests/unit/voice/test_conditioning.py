@@ -10,11 +10,10 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.audio.reference_tone import recording as golden_recording
 from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError
 from bistream.types import FloatArray
-from bistream.voice.conditioning import LOUD_DB, MOST_PEAK, check_source, condition_reference, silence_span, speech_span
+from bistream.voice.conditioning import LOUD_DB, MOST_PEAK, condition_reference, silence_span, speech_span
 from bistream.voice.levels import HELD_FRAMES, HOP, held_levels, levels_db, without_rumble
 from tests.sounds import speech_like
 
@@ -89,12 +88,6 @@ def test_silence_around_speech_goes(before_s: float, after_s: float, seed: int) 
     assert after or before_s + after_s < 4 * HOP / RATE
 
 
-def test_a_recording_that_holds_speech_alone_stays_as_it_is() -> None:
-    """Silence behind the short recording that comes with the repository cost words."""
-    recording = read(ASSETS / "reference.wav")
-    assert np.array_equal(condition_reference(recording, CONFIG), recording)
-
-
 @given(scale=st.floats(0.01, 3.5), before_s=seconds, level_db=st.floats(-75, -45), seed=seeds)
 @few
 def test_what_is_loud_for_70_ms_is_never_removed(scale: float, before_s: float, level_db: float, seed: int) -> None:
@@ -139,14 +132,6 @@ def test_too_little_speech_is_told_in_seconds() -> None:
         condition_reference(np.concatenate([silence(1), speech_like(RATE // 3), silence(1)]), CONFIG)
 
 
-def test_a_setting_takes_recordings_as_they_come() -> None:
-    raw, waveform = RuntimeConfig(condition_recordings=False), silence(1)
-    assert condition_reference(waveform, raw) is waveform
-    check_source(waveform, raw)
-    with pytest.raises(InvalidInputError, match="recording in source_wav has no speech"):
-        check_source(waveform, CONFIG)
-
-
 @pytest.mark.parametrize(
     ("waveform", "reason"),
     [
@@ -185,7 +170,3 @@ def test_real_recordings_are_taken_however_they_were_made(path: Path) -> None:
     }
     for kind, waveform in kinds.items():
         assert len(condition_reference(waveform, CONFIG)) >= 1.5 * RATE, kind
-
-
-def test_the_recording_of_the_golden_utterance_passes_for_speech() -> None:
-    np.testing.assert_array_equal(condition_reference(golden_recording(), CONFIG)[: RATE // 2], golden_recording()[: RATE // 2])

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.errors import InvalidInputError
 from bistream.voice.features import fbank_16k, kaldi_mel_filters, log_mel_16k, mel_24k, slaney_mel_filters
 from tests.unit.voice.voices import noise
 
@@ -21,17 +17,6 @@ def test_frame_counts(samples: int) -> None:
     assert log_mel_16k(noise(samples)).shape == (128, samples // 160)
     assert mel_24k(noise(samples)).shape == (samples // 480, 80)
     assert fbank_16k(noise(samples)).shape == (1 + (samples - 400) // 160, 80)
-
-
-@pytest.mark.parametrize(("front_end", "samples"), [(log_mel_16k, 200), (log_mel_16k, 0), (mel_24k, 720), (mel_24k, 0)])
-def test_too_short(front_end: object, samples: int) -> None:
-    with pytest.raises(InvalidInputError, match=f"{samples} samples"):
-        front_end(noise(samples))  # type: ignore[operator]
-
-
-def test_fbank_of_less_than_a_frame_is_empty() -> None:
-    assert fbank_16k(noise(399)).shape == (0, 80)
-    assert fbank_16k(noise(400)).shape == (1, 80)
 
 
 def test_silence_gives_the_floors() -> None:
@@ -61,10 +46,3 @@ def test_a_tone_peaks_in_its_band(hertz: int) -> None:
         bins = np.flatnonzero(filters[loudest])
         width = rate / 2 / (filters.shape[1] - 1)
         assert (bins[0] - 1.5) * width <= hertz <= (bins[-1] + 1.5) * width
-
-
-def test_no_torch() -> None:
-    modules = ("build", "cache", "features", "reference_audio", "registry", "speaker_encoder", "speech_tokenizer", "spk2info")
-    imports = ", ".join(["sys", "bistream.audio.resample", *(f"bistream.voice.{name}" for name in modules)])
-    code = f"import {imports}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

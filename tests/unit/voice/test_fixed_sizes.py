@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,11 +67,3 @@ def test_each_recording_gets_its_own_row(lengths: list[int], are_fixed: bool) ->
             assert row.tolist() == [2.0 * length * (index + 1), length]
     if are_fixed and max(lengths) <= FRAMES[-1]:
         assert set(network.sizes) <= set(SIZES)
-
-
-def test_an_error_of_the_network_is_not_swallowed() -> None:
-    def fails(features: Tensor, lengths: Tensor) -> Tensor:
-        raise RuntimeError("out of memory")
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        FixedSizes("failing", fails, 2, CPU)([np.zeros((3, 2), np.float32)])

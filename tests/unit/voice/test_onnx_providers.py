@@ -17,8 +17,8 @@ from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.store import fingerprint
 from bistream.voice import onnx_session
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
-from bistream.voice.onnx_providers import CPU, CUDA, TENSORRT, OnnxSettings, ShapeRange, engine_folder, provider_order, session_providers
-from bistream.voice.onnx_session import OnnxModel, computes_on_cpu
+from bistream.voice.onnx_providers import CPU, CUDA, TENSORRT, OnnxSettings, engine_folder, provider_order
+from bistream.voice.onnx_session import OnnxModel
 from bistream.voice.speaker_encoder import RANGES as SPEAKER_RANGES
 from bistream.voice.speech_tokenizer import RANGES as TOKENIZER_RANGES
 
@@ -52,26 +52,6 @@ def test_settings_that_do_not_fit() -> None:
     for providers in ("", "gpu", "cuda,cuda", "auto,cpu", "cuda, cpu"):
         with pytest.raises(ConfigError, match="'onnx_providers' is .*auto, or to some of tensorrt, cuda and cpu"):
             RuntimeConfig(onnx_providers=providers)
-
-
-def test_options() -> None:
-    ranges = (ShapeRange((1, 4, 80), (1, 500, 80), (8, 3000, 80)), ShapeRange((1,), (1,), (8,)))
-    settings = OnnxSettings("cuda:3")
-    assert session_providers(CPU, settings, ["a", "b"], ranges, Path("/e")) == [CPU]
-    assert session_providers(CUDA, settings, ["a", "b"], ranges, Path("/e")) == [(CUDA, {"device_id": "3"}), CPU]
-    first, *others = session_providers(TENSORRT, settings, ["a", "b"], ranges, Path("/e"))
-    assert first[0] == TENSORRT and others == [(CUDA, {"device_id": "3"}), CPU]
-    options = first[1]
-    assert isinstance(options, dict) and options["trt_engine_cache_path"] == "/e" and options["device_id"] == "3"
-    assert options["trt_profile_min_shapes"] == "a:1x4x80,b:1"
-    assert options["trt_profile_opt_shapes"] == "a:1x500x80,b:1"
-    assert options["trt_profile_max_shapes"] == "a:8x3000x80,b:8"
-
-
-@pytest.mark.parametrize("ranges", [SPEAKER_RANGES, TOKENIZER_RANGES])
-def test_ranges_are_ordered(ranges: Sequence[ShapeRange]) -> None:
-    for shapes in ranges:
-        assert all(low <= usual <= high for low, usual, high in zip(shapes.least, shapes.usual, shapes.most, strict=True))
 
 
 def test_engines_for_something_else_are_in_another_folder(
@@ -154,9 +134,3 @@ def test_a_damaged_file_is_named_on_a_gpu_too(tmp_path: Path, monkeypatch: pytes
     Runtime(monkeypatch, (CUDA, CPU), (CUDA,))
     with pytest.raises(CheckpointError, match=f"{SPEECH_TOKENIZER_FILE} could not be loaded"):
         OnnxModel(tmp_path, SPEECH_TOKENIZER_FILE, TOKENIZER_RANGES, OnnxSettings("cuda"))
-
-
-def test_where_it_computes_is_known_before_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert computes_on_cpu(OnnxSettings()) and computes_on_cpu(OnnxSettings("cpu"))
-    Runtime(monkeypatch, (CUDA, CPU), (CUDA,))
-    assert not computes_on_cpu(OnnxSettings()) and computes_on_cpu(OnnxSettings("cpu")) and computes_on_cpu(OnnxSettings(providers="cpu"))

@@ -53,22 +53,6 @@ def test_triton_and_zero_shot_forms(tmp_path: Path) -> None:
     assert_same_voice(voices["anna"], VOICE)
 
 
-def test_half_precision_and_64_bit_entries(tmp_path: Path) -> None:
-    entry = triton_entry()
-    entry |= {"speech_token": entry["speech_token"].long(), "speech_feat": entry["speech_feat"].half()}
-    voice = read_spk2info(save(tmp_path, {"a": entry}), spell)["a"]
-    assert voice.speech_feat.dtype == VOICE.speech_feat.dtype
-    assert (voice.speech_tokens == VOICE.speech_tokens).all()
-
-
-def test_fixed_speaker_has_no_prompt(tmp_path: Path) -> None:
-    voice = read_spk2info(save(tmp_path, {"old": {"embedding": rows()[2]}}), spell)["old"]
-    assert voice.prompt_text == ""
-    assert voice.speech_tokens.shape == (0,)
-    assert voice.speech_feat.shape == (0, 80)
-    assert (voice.speaker_embedding == VOICE.speaker_embedding).all()
-
-
 @pytest.mark.parametrize(
     "entry",
     [
@@ -85,16 +69,6 @@ def test_fixed_speaker_has_no_prompt(tmp_path: Path) -> None:
 def test_unknown_entries(tmp_path: Path, entry: object) -> None:
     with pytest.raises(CheckpointError, match="spk2info.pt: the entry of speaker 'anna'"):
         read_spk2info(save(tmp_path, {"anna": entry}), spell)
-
-
-def test_missing_and_unreadable_files(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="spk2info.pt does not exist"):
-        read_spk2info(tmp_path / "spk2info.pt", spell)
-    with pytest.raises(CheckpointError, match="table of speakers"):
-        read_spk2info(save(tmp_path, [1]), spell)
-    (tmp_path / "spk2info.pt").write_bytes(b"nothing of the kind")
-    with pytest.raises(CheckpointError, match="could not be read"):
-        read_spk2info(tmp_path / "spk2info.pt", spell)
 
 
 class _Trap:
@@ -120,3 +94,21 @@ def test_a_server_leaves_out_what_it_does_not_know(tmp_path: Path, caplog: pytes
     path.write_bytes(b"PK damaged")
     with pytest.raises(CheckpointError, match="spk2info.pt"):
         read_presets(path, spell)
+
+
+def test_fixed_speaker_has_no_prompt(tmp_path: Path) -> None:
+    voice = read_spk2info(save(tmp_path, {"old": {"embedding": rows()[2]}}), spell)["old"]
+    assert voice.prompt_text == ""
+    assert voice.speech_tokens.shape == (0,)
+    assert voice.speech_feat.shape == (0, 80)
+    assert (voice.speaker_embedding == VOICE.speaker_embedding).all()
+
+
+def test_missing_and_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="spk2info.pt does not exist"):
+        read_spk2info(tmp_path / "spk2info.pt", spell)
+    with pytest.raises(CheckpointError, match="table of speakers"):
+        read_spk2info(save(tmp_path, [1]), spell)
+    (tmp_path / "spk2info.pt").write_bytes(b"nothing of the kind")
+    with pytest.raises(CheckpointError, match="could not be read"):
+        read_spk2info(tmp_path / "spk2info.pt", spell)

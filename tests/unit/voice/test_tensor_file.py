@@ -42,17 +42,6 @@ def test_arrays_equal_what_torch_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [torch.zeros(3, dtype=torch.bfloat16), torch.nn.Parameter(torch.zeros(3)), Path("x"), torch.zeros(2, 2).to_sparse()],
-    ids=["bfloat16", "parameter", "path", "sparse"],
-)
-def test_other_content_is_left_to_torch(content: Any, tmp_path: Path) -> None:
-    torch.save({"x": content}, tmp_path / "x.pt")
-    with pytest.raises(UnknownContentError):
-        read_tensors(tmp_path / "x.pt")
-
-
-@pytest.mark.parametrize(
     ("shape", "strides", "offset"), [((9,), (1,), 0), ((4,), (3,), 0), ((2,), (1,), 7), ((2,), (-1,), 3), ((2,), (1,), -1)]
 )
 def test_a_tensor_beyond_its_storage_is_refused(shape: tuple[int, ...], strides: tuple[int, ...], offset: int, tmp_path: Path) -> None:

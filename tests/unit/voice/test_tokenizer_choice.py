@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +21,6 @@ from bistream.voice.s3_network import ROTARY_BASE
 from bistream.voice.speech_tokenizer import OnnxNetwork, SpeechTokenizer
 from bistream.voice.torch_tokenizers import TorchTokens
 from tests.unit.voice.pretended_gpu import pretend_gpu
-from tests.unit.voice.voices import noise
 
 SPEECH_TOKENIZER_FILE = COSYVOICE2.speech_tokenizer_file
 
@@ -83,57 +78,12 @@ def test_the_comparison_with_onnxruntime_is_made_once(tiny_model_dir: Path, tmp_
             SpeechTokenizer.from_config(config(model_dir, "torch"))
 
 
-def other_layers(model_dir: Path, folder: Path) -> Path:
-    """A file with a convolution more, which onnxruntime computes like any other."""
-    model = onnx.load(str(model_dir / SPEECH_TOKENIZER_FILE))
-    convolution = next(node for node in model.graph.node if node.op_type == "Conv")
-    bins = 128
-    one = np.zeros((bins, bins, 1), dtype=np.float32)
-    one[range(bins), range(bins)] = 1.0
-    model.graph.initializer.append(numpy_helper.from_array(one, "one"))
-    before = onnx.helper.make_node("Conv", [convolution.input[0], "one"], ["filtered"], kernel_shape=[1])
-    convolution.input[0] = "filtered"
-    model.graph.node.insert(list(model.graph.node).index(convolution), before)
-    onnx.save(model, str(folder / SPEECH_TOKENIZER_FILE))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (other_layers, "is not built like the released speech tokenizer"),
-        (with_other_positions, r"gives other codes in PyTorch than in onnxruntime \(\d+% of their digits\)"),
-    ],
-)
-def test_a_file_with_another_network(
-    tiny_model_dir: Path, tmp_path: Path, gpu: None, caplog: pytest.LogCaptureFixture, change: Callable[[Path, Path], Path], reason: str
-) -> None:
-    """``auto`` leaves it to onnxruntime and says why; ``torch`` refuses it."""
-    model_dir = change(tiny_model_dir, tmp_path)
-    with caplog.at_level(logging.INFO):
-        tokenizer = SpeechTokenizer.from_config(config(model_dir, device="cpu"))
-    assert re.search(f"onnxruntime runs {SPEECH_TOKENIZER_FILE}: {SPEECH_TOKENIZER_FILE} {reason}", caplog.text)
-    assert isinstance(network(tokenizer), OnnxNetwork)
-    assert len(tokenizer.tokens(noise(8000))) == 13
-    with pytest.raises(CheckpointError, match=reason):
-        SpeechTokenizer.from_config(config(model_dir, "torch"))
-
-
 @pytest.mark.parametrize("device", ["cpu", "auto"])
 def test_auto_is_onnxruntime_without_a_gpu(tiny_model_dir: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     yielded: list[bool] = []
     tokenizer = SpeechTokenizer.from_config(config(tiny_model_dir, device=device), lambda: yielded.append(True))
     assert isinstance(network(tokenizer), OnnxNetwork) and yielded == [True]
-
-
-def test_a_host_without_a_gpu_does_not_load_torch(tiny_model_dir: Path) -> None:
-    """It would cost the process seconds and 200 MB."""
-    code = (
-        "import sys; from bistream.config import RuntimeConfig; from bistream.voice.speech_tokenizer import SpeechTokenizer; "
-        "SpeechTokenizer.from_config(RuntimeConfig(model_dir=sys.argv[1], device='cpu')); assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tiny_model_dir)], check=True)
 
 
 def test_pytorch_on_a_cpu_yields_the_cores_first(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bistream.errors import InvalidInputError
 from bistream.types import FloatArray
 from bistream.voice.build import prompt_mel
 from bistream.voice.features import fbank_16k, log_mel_16k
@@ -47,17 +45,3 @@ def test_log_mel_and_filter_bank(samples: int, kind: str) -> None:
 def test_prompt_mel(samples: int, kind: str, high_hz: float) -> None:
     waveform = sound(samples, kind)
     np.testing.assert_allclose(FEATURES.prompt_mel(FEATURES.load(waveform), high_hz), prompt_mel(waveform, high_hz), atol=RESAMPLED, rtol=0)
-
-
-def test_thirty_seconds() -> None:
-    waveform = sound(480_000, "noise")
-    loaded = FEATURES.load(waveform)
-    assert FEATURES.log_mel_16k(loaded).shape == (128, 3000) and FEATURES.fbank_16k(loaded).shape == (2998, 80)
-    np.testing.assert_allclose(FEATURES.prompt_mel(loaded, 8e3), prompt_mel(waveform, 8e3), atol=RESAMPLED, rtol=0)
-
-
-def test_too_short_recordings() -> None:
-    assert FEATURES.fbank_16k(FEATURES.load(sound(399, "noise"))).shape == (0, 80)
-    for compute in (FEATURES.log_mel_16k, lambda loaded: FEATURES.prompt_mel(loaded, 8e3)):
-        with pytest.raises(InvalidInputError, match="send a longer one"):
-            compute(FEATURES.load(sound(200, "noise")))

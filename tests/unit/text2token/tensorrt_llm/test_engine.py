@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,12 +17,12 @@ from bistream.metrics import families
 from bistream.metrics.recorder import Recorder
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.factory import make_engine
-from bistream.text2token.tensorrt_llm.engine import STALL_S, TensorRtLlmEngine
-from bistream.text2token.tensorrt_llm.library import FORBIDDEN_BIAS, SINGLE_PROCESS, load_llmapi, make_llm
+from bistream.text2token.tensorrt_llm.engine import STALL_S
+from bistream.text2token.tensorrt_llm.library import FORBIDDEN_BIAS, SINGLE_PROCESS, load_llmapi
 from tests.fakes import RecordingSink
 from tests.recorded import sample
-from tests.unit.text2token.tensorrt_llm.bench import MERGED, SIZES, FakeClock, PortBench
-from tests.unit.text2token.tensorrt_llm.fake_llmapi import Choose, FakeLibrary
+from tests.unit.text2token.tensorrt_llm.bench import MERGED, PortBench
+from tests.unit.text2token.tensorrt_llm.fake_llmapi import Choose
 from tests.unit.text2token.tiny import SPACE
 
 GREEDY = SamplingSpec(temperature=0.0)
@@ -70,13 +69,6 @@ def test_a_turn_is_one_request_with_the_whole_sequence_as_prompt(bench: PortBenc
     assert sampling.embedding_bias is None and not sampling.detokenize
 
 
-def test_the_llm_is_made_with_room_for_closed_sessions_and_queues_nothing_that_was_admitted(bench: PortBench) -> None:
-    args = bench.library.arguments
-    assert args.model == "merged" and args.max_batch_size == SIZES.max_sessions and args.max_seq_len == SIZES.longest_sequence
-    assert args.kv_cache_config.max_tokens == 2 * SIZES.kv_tokens and args.kv_cache_config.enable_block_reuse
-    assert args.cuda_graph_config.batch_sizes == [1, 2, 4, 6]
-
-
 @pytest.mark.parametrize("end_id_in_output", [True, False])
 @pytest.mark.parametrize("stop_id", SPACE.specials)
 def test_every_stop_id_is_recognized(stop_id: int, end_id_in_output: bool) -> None:
@@ -115,16 +107,6 @@ def counted(recorder: Recorder, name: str) -> float:
     return sample(recorder, name.removeprefix("bistream_"))
 
 
-def test_nothing_is_computed_again_while_the_cache_keeps_it(recorder: Recorder) -> None:
-    bench = PortBench(speech_only, recorder=recorder)
-    session = bench.engine.open("a", GREEDY, 400)
-    for turn in range(6):
-        bench.run(session, PROMPT if turn == 0 else [1, 2, 3, 4, 5], FILL_OR_LENGTH)
-    assert counted(recorder, families.RECOMPUTED_TOKENS.name) == 0
-    assert counted(recorder, families.SPEECH_TOKENS.name) == 6 * 15
-    bench.close()
-
-
 def test_a_displaced_prefix_is_computed_again_and_changes_nothing(recorder: Recorder) -> None:
     bench, undisturbed = PortBench(recorder=recorder), PortBench()
     results = []
@@ -152,17 +134,6 @@ def test_a_cancel_reaches_tensorrt_llm(bench: PortBench) -> None:
     assert sink.result == TurnResult(TurnEnd.CANCELLED)
     bench.step()
     assert not bench.library.running and len(sink.ids) <= 2
-
-
-def test_a_cancel_before_the_request_is_made_needs_no_request(bench: PortBench) -> None:
-    session = bench.engine.open("a", GREEDY, 2000)
-    sink = RecordingSink()
-    session.turn(PROMPT, FILL_OR_LENGTH, sink)
-    session.cancel()
-    bench.drive([sink])
-    assert sink.result == TurnResult(TurnEnd.CANCELLED)
-    bench.step()
-    assert not bench.library.running
 
 
 def test_a_request_that_is_refused_ends_its_session_alone(bench: PortBench) -> None:
@@ -224,15 +195,6 @@ def test_one_silent_request_ends_its_session_alone(bench: PortBench) -> None:
 def look(bench: PortBench) -> None:
     bench.engine._loop.call_soon_threadsafe(bench.engine._look_for_stalls)
     bench.settle()
-
-
-def test_a_shutdown_that_fails_does_not_keep_the_engine_alive(caplog: pytest.LogCaptureFixture) -> None:
-    library = FakeLibrary(MERGED, speech_only)
-    llm = make_llm(library, "merged", "auto", SIZES)
-    llm.shutdown = lambda: 1 // 0
-    engine = TensorRtLlmEngine(library, llm, MERGED, replace(SIZES, max_sessions=2), retention_s=1.0, clock=FakeClock())
-    engine.close()
-    assert "could not be shut down" in caplog.text
 
 
 @pytest.fixture
