@@ -13,31 +13,33 @@ from bistream.config import RuntimeConfig
 from bistream.local import LocalPipeline
 from bistream.text2token.service import SpeechTokenService
 from tests.voice.judges import Judge
-from tests.voice.speaking import VOICE, VoiceUnderTest
+from tests.voice.speaking import PLACES, VOICE, VoiceUnderTest
 
 ROOT = Path(__file__).resolve().parents[2]
 VOICE_DIR = Path(os.environ.get("VOICE_DIR") or ROOT / "assets" / "voice")
 JUDGES = Path(os.environ.get("JUDGES_PYTHON") or ROOT / "build" / "judges" / "bin" / "python")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if (VOICE_DIR / "llm.pt").exists():
-        return
+    """In one worker: its models are loaded once."""
     reason = f"{VOICE_DIR} holds no trained voice; train one (training/README.md), or set VOICE_DIR"
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason=reason))
+            item.add_marker(pytest.mark.xdist_group("voice"))
+            if not (VOICE_DIR / "llm.pt").exists():
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")
 def runtime() -> RuntimeConfig:
-    """One thread, and the context of the demo."""
+    """One thread, and the context of the demo. Sessions that speak at the same time take a fraction of their time one after the other."""
     return RuntimeConfig(
         model_dir=str(VOICE_DIR),
         device="cpu",
         num_threads=1,
-        max_sessions=2,
-        flow_state_mb=512,
+        max_sessions=PLACES + 1,
+        flow_state_mb=1024,
         left_context_chunks=4,
         default_speaker_id=VOICE,
     )
@@ -58,11 +60,12 @@ def pipeline(runtime: RuntimeConfig) -> Iterator[LocalPipeline]:
 
 
 @pytest.fixture(scope="session")
-def judge() -> Judge:
+def judge() -> Iterator[Judge]:
     """Ears that never heard the training, in an environment of their own."""
     if not JUDGES.exists():
         pytest.skip(f"{JUDGES} does not exist; install the judges: bash run.sh judges")
-    return Judge(JUDGES, ROOT)
+    with Judge(JUDGES, ROOT) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")
