@@ -90,9 +90,9 @@ def test_special_tokens_without_end_are_refused_and_one_is_spoken_or_silence(url
         assert answer.error is None and len(answer.waveform) == round(SILENCE_S * SAMPLE_RATE) and not answer.waveform.any()
 
 
-def test_all_special_tokens_between_words_are_spoken(url: str, voice: Voice) -> None:
+def test_all_special_tokens_between_words_are_spoken(grpc_url: str, voice: Voice) -> None:
     text = "".join(f"so {token} " for token in SPECIAL_TOKENS[:6])
-    check_audio(ask(url, MODEL, target_text=text, **voice), len(text))
+    check_audio(ask(grpc_url, MODEL, target_text=text, **voice), len(text))
 
 
 def test_thousands_of_pieces_are_answered(url: str, voice: Voice) -> None:
