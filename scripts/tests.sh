@@ -11,10 +11,11 @@ run_tests() {
   fi
   python "${pytest[@]}" --dist worksteal --reruns 1 -rfER tests/unit tests/parity "$@"
   [ -z "$judges_made" ] || wait "$judges_made" || fail "the judges of the voice could not be installed; see $BUILD/judges.log"
-  # Each server is started once, in one worker (tests/triton/conftest.py); a third worker computes while others wait for a limit of time.
-  # Many processes on two cores: a test that fails is tried once more, and the summary names it (RERUN): a race to be mended.
-  VOICE_DIR=$VOICE_DIR JUDGES_PYTHON=$(realpath -sm "$BUILD/judges/bin/python") \
-    python "${pytest[@]}" -n 3 --dist loadgroup --reruns 1 -rfER tests/triton ${judges_made:+tests/voice} "$@"
+  # Up to twenty processes on two cores: a test that fails is tried once more, and the summary names it (RERUN): a race to be mended.
+  python "${pytest[@]}" --dist loadfile --reruns 1 -rfER tests/triton "$@"
+  if [ -n "$judges_made" ]; then
+    VOICE_DIR=$VOICE_DIR JUDGES_PYTHON=$(realpath -s "$BUILD/judges/bin/python") python "${pytest[@]}" --dist loadfile tests/voice "$@"
+  fi
 }
 
 test_clients() { # before a stand-in for the server and before the real one, whose checkpoint is the tiny one; the page needs Chromium as well

@@ -39,20 +39,15 @@ LIMITS = {
 IDLE_TIMEOUT_S = 15.0  # of the server that keeps little: only hoarders may reach it, also where a busy machine is slow to speak
 FLOW_CONTEXT_S = 5  # the same server
 MOST_CHARS = 12_000
-SHARED = ("offline_server", "server", "hostile", "busy")  # fixtures; a test of two servers belongs to the first
 PATIENCE_S = 240.0  # for anything that happens on a working server; of a broken one, whose test fails after it
 PROBE_TIMEOUT_S = WAIT_TIMEOUT_S = PATIENCE_S
 START_TIMEOUT_S = 600.0  # of a server whose six models share one core with others
 
 
-@pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one server run in one worker: each server is started once."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.triton)
-            fixtures = getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group(next((name for name in SHARED if name in fixtures), item.path.stem)))
 
 
 @pytest.fixture(scope="session", autouse=True)
