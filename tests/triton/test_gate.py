@@ -229,7 +229,7 @@ ATTACKS: dict[str, tuple[Callable[[str], None], int]] = {
     "an unknown model after a refusal": (unknown_model_after_a_refusal, 10),
     "inner models": (inner_models, 3),
     "damaged messages": (damaged_messages, 10),
-    "clients that go with their answer": (gone_with_the_answer, 500),
+    "clients that go with their answer": (gone_with_the_answer, 100),
 }
 
 

@@ -16,7 +16,7 @@ from tests.triton.scraping import Scrape, fresh_scrape, scrape, session_lines
 
 MODEL = "cosyvoice2_bistream"
 Voice = dict[str, Any]
-TEXT = "A sentence that must never be found in a log."
+TEXT = "Never to be logged."
 OTHER_ENGINE = (RECOMPUTED_TOKENS, REJECTED_STOPS)  # of TensorRT-LLM, which this server does not run
 SECONDS = 1e-6  # clock readings of one process add up exactly but for rounding
 

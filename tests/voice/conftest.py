@@ -13,7 +13,7 @@ from bistream.config import RuntimeConfig
 from bistream.local import LocalPipeline
 from bistream.text2token.service import SpeechTokenService
 from tests.voice.judges import Judge
-from tests.voice.speaking import VOICE, VoiceUnderTest
+from tests.voice.speaking import PLACES, VOICE, VoiceUnderTest
 
 ROOT = Path(__file__).resolve().parents[2]
 VOICE_DIR = Path(os.environ.get("VOICE_DIR") or ROOT / "assets" / "voice")
@@ -31,13 +31,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def runtime() -> RuntimeConfig:
-    """One thread, and the context of the demo."""
+    """One thread, and the context of the demo. Sessions that speak at the same time take a fraction of their time one after the other."""
     return RuntimeConfig(
         model_dir=str(VOICE_DIR),
         device="cpu",
         num_threads=1,
-        max_sessions=2,
-        flow_state_mb=512,
+        max_sessions=PLACES + 1,
+        flow_state_mb=1024,
         left_context_chunks=4,
         default_speaker_id=VOICE,
     )
@@ -58,11 +58,12 @@ def pipeline(runtime: RuntimeConfig) -> Iterator[LocalPipeline]:
 
 
 @pytest.fixture(scope="session")
-def judge() -> Judge:
+def judge() -> Iterator[Judge]:
     """Ears that never heard the training, in an environment of their own."""
     if not JUDGES.exists():
         pytest.skip(f"{JUDGES} does not exist; install the judges: bash run.sh judges")
-    return Judge(JUDGES, ROOT)
+    with Judge(JUDGES, ROOT) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -30,10 +30,20 @@ class Heard:
     word_ends: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
 class Judge:
-    python: Path
-    root: Path
+    """A context manager: one process, whose models are loaded once."""
+
+    def __init__(self, python: Path, root: Path) -> None:
+        self._command = [str(python), str(root / "benchmarks" / "_voice_judges.py"), "--quality-sentences", "0"]
+        self._root = root
+
+    def __enter__(self) -> Judge:
+        self._process = subprocess.Popen(self._command, cwd=self._root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.kill()
+        self._process.communicate()
 
     def hear(
         self, folder: Path, texts: Sequence[str], waveforms: Sequence[FloatArray], rate: int = SAMPLE_RATE, aligns: bool = False
@@ -42,12 +52,13 @@ class Judge:
         folder.mkdir(parents=True)
         for number, waveform in enumerate(waveforms):
             soundfile.write(folder / f"{number:03d}.wav", waveform, rate, subtype="PCM_16")
-        notes = {"texts": list(texts), "teacher_s": [None] * len(texts)}
+        notes = {"texts": list(texts), "teacher_s": [None] * len(texts), "aligns": aligns}
         (folder / "texts.json").write_text(json.dumps(notes), encoding="utf-8")
-        command = [str(self.python), str(self.root / "benchmarks" / "_voice_judges.py"), "--quality-sentences", "0", str(folder)]
-        command += ["--align"] if aligns else []
-        done = subprocess.run(command, cwd=self.root, stdout=subprocess.PIPE, text=True, check=True)
-        (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{folder}\n")
+        self._process.stdin.flush()
+        line = next((line for line in self._process.stdout if line.startswith("{")), "")
+        assert line, "the judges have ended; what they said is on stderr"
         return [
             Heard(
                 row["heard"],

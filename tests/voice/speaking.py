@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import queue
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from bistream.errors import BistreamError
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
@@ -14,7 +16,9 @@ from bistream.types import FinishReason, GenerationOptions, SpeechTokens
 from bistream.voice.spk2info import read_spk2info
 from tests.formats import SPEECH_TOKENS_PER_SECOND
 
+T = TypeVar("T")
 VOICE = "nora"
+PLACES = 32  # sessions at the same time
 _PATIENCE_S = 600.0  # for one message, on a machine that is busy with other things
 
 
@@ -61,6 +65,12 @@ class VoiceUnderTest:
         while (reason := take().finish_reason) is None:
             pass
         return Spoken(tuple(tokens), reason)
+
+
+def together(speak: Callable[..., T], *arguments: Iterable[Any]) -> list[T]:
+    """As ``map``, of sessions that speak at the same time, ``PLACES`` at most: company changes none (tests/unit/test_same_sound.py)."""
+    with ThreadPoolExecutor(PLACES) as pool:
+        return list(pool.map(speak, *arguments))
 
 
 def words_with_blanks(text: str) -> list[str]:

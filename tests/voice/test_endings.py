@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bistream.types import FinishReason
-from tests.voice.speaking import Spoken, VoiceUnderTest, words_with_blanks
+from tests.voice.speaking import Spoken, VoiceUnderTest, together, words_with_blanks
 from training.heldout import sentences
 
 SETS = ("a", "b")  # 200 sentences that training never saw
@@ -21,7 +21,8 @@ ROUNDS = int(os.environ.get("BISTREAM_VOICE_ROUNDS", "1"))  # 3: six hundred ses
 @pytest.fixture(scope="module")
 def spoken(voice: VoiceUnderTest) -> dict[str, list[Spoken]]:
     """Every sentence word by word, with seeds of its own in each round."""
-    return {name: [voice.speak(words_with_blanks(text), seed) for seed, text in enumerate([*sentences(name)] * ROUNDS)] for name in SETS}
+    texts = {name: sentences(name) * ROUNDS for name in SETS}
+    return {name: together(voice.speak, map(words_with_blanks, each), range(len(each))) for name, each in texts.items()}
 
 
 def test_every_sentence_ends_by_itself(spoken: dict[str, list[Spoken]]) -> None:
@@ -37,16 +38,15 @@ def test_lengths_are_those_of_the_teacher(spoken: dict[str, list[Spoken]], teach
 
 
 def test_pieces_of_any_size_give_the_same_tokens(voice: VoiceUnderTest, spoken: dict[str, list[Spoken]]) -> None:
-    for number, text in enumerate(sentences("b")[:CUT]):
-        by_words = spoken["b"][number]
-        assert voice.speak(list(text), number) == by_words, text
-        assert voice.speak([text], number) == by_words, text
+    texts, seeds = sentences("b")[:CUT], range(CUT)
+    by_words = spoken["b"][:CUT]
+    assert together(voice.speak, map(list, texts), seeds) == by_words
+    assert together(voice.speak, ([text] for text in texts), seeds) == by_words
 
 
 def test_one_shot_layout_ends_as_well(voice: VoiceUnderTest, teacher_s: dict[str, list[float]]) -> None:
-    ratios = []
-    for number, text in enumerate(sentences("b")[:CUT]):
-        one = voice.speak([text], number, is_whole=True)
-        assert one.finish_reason is FinishReason.EOS, text
-        ratios.append(one.seconds / teacher_s["b"][number])
-    assert np.median(np.abs(np.array(ratios) - 1)) <= NEAR, ratios
+    texts = sentences("b")[:CUT]
+    spoken = together(lambda text, seed: voice.speak([text], seed, is_whole=True), texts, range(CUT))
+    assert {text: one.finish_reason for text, one in zip(texts, spoken, strict=True) if one.finish_reason is not FinishReason.EOS} == {}
+    ratios = np.array([one.seconds for one in spoken]) / teacher_s["b"][:CUT]
+    assert np.median(np.abs(ratios - 1)) <= NEAR, ratios

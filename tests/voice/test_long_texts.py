@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from bistream.local import LocalPipeline, VoiceChoice
 from bistream.types import FinishReason, FloatArray, GenerationOptions
 from tests.formats import SAMPLE_RATE
 from tests.voice.judges import Judge
-from tests.voice.speaking import VOICE, VoiceUnderTest, words_with_blanks
+from tests.voice.speaking import VOICE, VoiceUnderTest, together, words_with_blanks
 from training.normalise import words_of
 
 MOST_WORD_ERRORS = 0.1  # 5 % on the mean of many texts
@@ -64,7 +65,7 @@ def runs(words: Sequence[str]) -> Counter[tuple[str, ...]]:
 
 @pytest.mark.parametrize("forms", [SHORT, pytest.param(LONG, marks=pytest.mark.slow)], ids=["short", "long"])
 def test_words_are_understood_and_none_is_spoken_twice(forms: list[Form], pipeline: LocalPipeline, judge: Judge, tmp_path: Path) -> None:
-    waveforms = [audio_of(pipeline, form) for form in forms]
+    waveforms = together(audio_of, repeat(pipeline), forms)
     for form, waveform, heard in zip(
         forms, waveforms, judge.hear(tmp_path / "long", [form.text for form in forms], waveforms), strict=True
     ):
@@ -74,13 +75,13 @@ def test_words_are_understood_and_none_is_spoken_twice(forms: list[Form], pipeli
 
 
 def test_pieces_of_any_size_give_the_same_tokens(voice: VoiceUnderTest) -> None:
-    by_words = voice.speak(words_with_blanks(EXPLANATION))
+    by_words, by_characters, in_one = together(voice.speak, (words_with_blanks(EXPLANATION), list(EXPLANATION), [EXPLANATION]))
     assert by_words.finish_reason is FinishReason.EOS
-    assert voice.speak(list(EXPLANATION)) == voice.speak([EXPLANATION]) == by_words
+    assert by_characters == in_one == by_words
 
 
-@pytest.mark.parametrize("share", [0.3, 0.7], ids=["in the first segment", "in a later one"])
-def test_a_text_that_stops_within_a_segment_goes_on_as_if_it_had_not(voice: VoiceUnderTest, share: float) -> None:
-    """Its end comes when everything that can be spoken before has been."""
-    stop = round(share * len(EXPLANATION))
-    assert voice.speak([EXPLANATION[:stop], EXPLANATION[stop:]], pauses=True) == voice.speak([EXPLANATION])
+def test_a_text_that_stops_within_a_segment_goes_on_as_if_it_had_not(voice: VoiceUnderTest) -> None:
+    """In the first segment or in a later one. Its end comes when everything that can be spoken before has been."""
+    stops = [round(share * len(EXPLANATION)) for share in (0.3, 0.7)]
+    paused = together(lambda stop: voice.speak([EXPLANATION[:stop], EXPLANATION[stop:]], pauses=True), stops)
+    assert paused == [voice.speak([EXPLANATION])] * 2

@@ -13,6 +13,7 @@ from bistream.config import RuntimeConfig
 from bistream.local import LocalPipeline, VoiceChoice
 from bistream.types import FloatArray, GenerationOptions
 from tests.voice.judges import Heard, Judge
+from tests.voice.speaking import together
 from training.heldout import sentences
 
 ASSETS = Path(__file__).parents[2] / "assets"
@@ -36,12 +37,12 @@ def recording() -> tuple[FloatArray, str]:
 
 def speak(pipeline: LocalPipeline, waveform: FloatArray, transcript: str) -> list[FloatArray]:
     """An utterance without a sample is a hundredth of a second of silence."""
-    choice = VoiceChoice(waveform, transcript)
-    silence = np.zeros(240, np.float32)
-    return [
-        np.concatenate([silence, *(chunk.waveform for chunk in pipeline.stream([text], choice, GenerationOptions(seed=seed)))])
-        for seed, text in enumerate(SENTENCES)
-    ]
+    choice, silence = VoiceChoice(waveform, transcript), np.zeros(240, np.float32)
+
+    def say(text: str, seed: int) -> FloatArray:
+        return np.concatenate([silence, *(chunk.waveform for chunk in pipeline.stream([text], choice, GenerationOptions(seed=seed)))])
+
+    return together(say, SENTENCES, range(len(SENTENCES)))
 
 
 def errors(heard: list[Heard]) -> float:

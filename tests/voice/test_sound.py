@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, islice
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from scripts._seam_meter import joints_of, measure_seams
 from tests.formats import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SAMPLE_RATE
 from tests.voice.conftest import VOICE_DIR
 from tests.voice.judges import Heard, Judge
-from tests.voice.speaking import VOICE, VoiceUnderTest, words_with_blanks
+from tests.voice.speaking import VOICE, VoiceUnderTest, together, words_with_blanks
 from training.heldout import sentences
 
 SENTENCES = sentences("b")[:20]
@@ -63,10 +64,11 @@ class Places:
 @pytest.fixture(scope="module")
 def chunks(pipeline: LocalPipeline) -> list[list[AudioChunk]]:
     """The sentences, word by word."""
-    return [
-        list(pipeline.stream(words_with_blanks(text), VoiceChoice(speaker_id=VOICE), GenerationOptions(seed=number)))
-        for number, text in enumerate(SENTENCES)
-    ]
+    return together(partial(say, pipeline, VoiceChoice(speaker_id=VOICE)), map(words_with_blanks, SENTENCES), range(len(SENTENCES)))
+
+
+def say(pipeline: LocalPipeline, choice: VoiceChoice, pieces: list[str], seed: int) -> list[AudioChunk]:
+    return list(pipeline.stream(pieces, choice, GenerationOptions(seed=seed)))
 
 
 @pytest.fixture(scope="module")
@@ -202,12 +204,12 @@ def test_words_and_characters_are_heard_when_clients_are_told(chunks: list[list[
 
 def test_clone_is_closer_to_its_own_voice(pipeline: LocalPipeline, judge: Judge, tmp_path: Path) -> None:
     """Recordings of two teachers as references of the same sentences."""
-    recordings, clones = [], []
+    recordings, clones = [], list[FloatArray]()
     for name in (VOICE, OTHER_VOICE):
         recording, rate = soundfile.read(VOICE_DIR / "recordings" / f"{name}.wav", dtype="float32")
         recordings.append(recording)
         choice = VoiceChoice(recording, (VOICE_DIR / "recordings" / "transcript.txt").read_text(encoding="utf-8").strip())
-        clones += [joined(list(pipeline.stream([text], choice, GenerationOptions(seed=seed)))) for seed, text in enumerate(CLONED)]
+        clones += map(joined, together(partial(say, pipeline, choice), ([text] for text in CLONED), range(len(CLONED))))
     originals = vectors(judge.hear(tmp_path / "recordings", ["", ""], recordings, rate))
     similarity = vectors(judge.hear(tmp_path / "clones", [*CLONED, *CLONED], clones)) @ originals.T
     assert similarity.shape == (2 * len(CLONED), 2)

@@ -14,5 +14,5 @@ class Sizes:
     rounds: int  # of sessions that get nothing, or whose client reads nothing
 
 
-SHORT = Sizes(inputs=60, soak_sessions=48, interleaved=12, utterances=8, rounds=1)
+SHORT = Sizes(inputs=30, soak_sessions=32, interleaved=6, utterances=4, rounds=1)
 LONG = Sizes(inputs=500, soak_sessions=2000, interleaved=64, utterances=64, rounds=2)

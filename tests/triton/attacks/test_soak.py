@@ -24,8 +24,8 @@ from tests.triton.processes import MEASURES, Usage, described, named, replaced, 
 from tests.triton.reliability import Attack, Table
 from tests.triton.served import END_S, Served
 
-BLOCK = 12  # sessions between two samples: half one after the other, half together
-TOGETHER = 6
+BLOCK = 8  # sessions between two samples: half one after the other, half together
+TOGETHER = 4
 WARM_UP = 0.3  # part of the samples
 VOICES = 12  # more than the server's cache of voices holds, so that recordings are analysed all the time
 TEXTS = ("Yes.", "Tea.", "Oh.")

@@ -6,8 +6,6 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +13,7 @@ from tests.triton.conftest import START_TIMEOUT_S
 from tests.triton.keeper import shared_memory_of
 from tests.triton.processes import described, named
 from tests.triton.reliability import Attack
-from tests.triton.served import CALLERS, Served, end, serving
+from tests.triton.served import CALLERS, Served, end
 
 logger = logging.getLogger(__name__)
 
@@ -26,34 +24,28 @@ STAGES = ["token2wav", pytest.param("llm_bistream", marks=pytest.mark.slow)]
 FRONT_MODELS = ["cosyvoice2_bistream", pytest.param("cosyvoice2", marks=pytest.mark.slow)]
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("deaths"), tiny_model_dir) as one:
-        yield one
-
-
 @pytest.mark.attack(
     "SIGKILL of `{model}` while sessions speak", must="every session has all its audio; new ones soon do; the model alone is replaced"
 )
 @pytest.mark.parametrize("model", FRONT_ENDS)
-def test_the_death_of_a_front_end_costs_no_session(served: Served, model: str, attack: Attack) -> None:
-    before = named(served.keeper.pid)
-    callers, server, dead = served.callers(), served.server, served.process(model)
+def test_the_death_of_a_front_end_costs_no_session(busy: Served, model: str, attack: Attack) -> None:
+    before = named(busy.keeper.pid)
+    callers, server, dead = busy.callers(), busy.server, busy.process(model)
     os.kill(dead, signal.SIGKILL)
     killed_at = time.monotonic()
     outcomes: list[str] = []
     while not outcomes or outcomes[-1] != "audio":
         assert time.monotonic() < killed_at + START_TIMEOUT_S, outcomes
-        outcomes.append(served.new_session())
+        outcomes.append(busy.new_session())
     logger.info("%s: new sessions after its death: %s, %.1f s", model, outcomes, time.monotonic() - killed_at)
     assert set(outcomes[:-1]) <= {"ENGINE_ERROR"}
     for caller in callers:
         caller.say("And these are the last words.")
     heard = end(callers)
     attack.got(heard)
-    attack.processes = described(before, named(served.keeper.pid))
+    attack.processes = described(before, named(busy.keeper.pid))
     assert heard == ["audio"] * CALLERS
-    assert served.server == server and served.process(model) != dead
+    assert busy.server == server and busy.process(model) != dead
 
 
 @pytest.mark.attack(
@@ -61,24 +53,24 @@ def test_the_death_of_a_front_end_costs_no_session(served: Served, model: str, a
     must="one `ENGINE_ERROR` for each session; new ones have their audio after a restart; no shared memory is left",
 )
 @pytest.mark.parametrize("model", STAGES)
-def test_the_death_of_a_stage_ends_each_of_its_sessions_with_one_error(served: Served, model: str, attack: Attack) -> None:
-    before = named(served.keeper.pid)
-    callers, server = served.callers(), served.server
-    old = set(shared_memory_of(served.keeper.pid))
-    os.kill(served.process(model), signal.SIGKILL)
+def test_the_death_of_a_stage_ends_each_of_its_sessions_with_one_error(busy: Served, model: str, attack: Attack) -> None:
+    before = named(busy.keeper.pid)
+    callers, server = busy.callers(), busy.server
+    old = set(shared_memory_of(busy.keeper.pid))
+    os.kill(busy.process(model), signal.SIGKILL)
     killed_at = time.monotonic()
     heard = end(callers)
     attack.got(heard)
     assert heard == ["ENGINE_ERROR"] * CALLERS
     told_s = max(caller.ended_at for caller in callers) - killed_at
-    served.wait_restarted(server)
+    busy.wait_restarted(server)
     ready_s = time.monotonic() - killed_at
-    assert served.new_session() == "audio"
-    attack.processes = described(before, named(served.keeper.pid))
+    assert busy.new_session() == "audio"
+    attack.processes = described(before, named(busy.keeper.pid))
     attack.remarks.append(f"told after {told_s:.1f} s")
     logger.info("%s: told after %.2f s, serving again after %.1f s", model, told_s, ready_s)
     assert told_s < TOLD_S or not attack.is_reported
-    assert not old & set(shared_memory_of(served.keeper.pid)), "shared memory of the dead server"
+    assert not old & set(shared_memory_of(busy.keeper.pid)), "shared memory of the dead server"
 
 
 @pytest.mark.attack(
@@ -86,18 +78,18 @@ def test_the_death_of_a_stage_ends_each_of_its_sessions_with_one_error(served: S
     must="one `ENGINE_ERROR` for each session of both front models; new ones have their audio after a restart",
 )
 @pytest.mark.parametrize("model", FRONT_MODELS)
-def test_the_death_of_a_front_model_restarts_the_server(served: Served, model: str, attack: Attack) -> None:
+def test_the_death_of_a_front_model_restarts_the_server(busy: Served, model: str, attack: Attack) -> None:
     """Sessions of the dead front model end with their stream, which the gate turns into one error; those of the other one are told."""
-    before = named(served.keeper.pid)
-    callers, server = served.callers(), served.server
-    os.kill(served.process(model), signal.SIGKILL)
+    before = named(busy.keeper.pid)
+    callers, server = busy.callers(), busy.server
+    os.kill(busy.process(model), signal.SIGKILL)
     killed_at = time.monotonic()
     heard = end(callers)
     attack.got(heard)
     assert heard == ["ENGINE_ERROR"] * CALLERS
     told_s = max(caller.ended_at for caller in callers) - killed_at
-    served.wait_restarted(server)
-    assert served.new_session() == "audio"
-    attack.processes = described(before, named(served.keeper.pid))
+    busy.wait_restarted(server)
+    assert busy.new_session() == "audio"
+    attack.processes = described(before, named(busy.keeper.pid))
     attack.remarks.append(f"told after {told_s:.1f} s")
     logger.info("%s: told after %.2f s", model, told_s)
