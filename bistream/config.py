@@ -1,6 +1,6 @@
 """How this process runs its part of the model: ``RuntimeConfig``, a frozen tree that is built once.
 
-Defaults exist here and nowhere else: templates, scripts and docs read them. Sizes of the model: ``checkpoint_config``.
+Defaults exist here and nowhere else: templates, scripts and docs read them. Sizes of the model: ``checkpoints.config``.
 """
 
 from __future__ import annotations
@@ -26,55 +26,64 @@ class RuntimeConfig:
     Every Triton model of the repository receives only the keys that it uses; an unknown key is an error.
     """
 
+    # Written by scripts/make_model_repo.py, from the checkpoint and the device
     model_dir: str = ""  # a directory of CosyVoice2 or CosyVoice3 (or one made by scripts/make_checkpoint.py)
     model_family: str = ""  # of ``model_dir``, for clients that read a model's configuration; written by scripts/make_model_repo.py
-    languages: str = ""  # of its model card (model_card.py), with commas, likewise for clients
+    languages: str = ""  # of its model card (checkpoints/model_card.py), with commas, likewise for clients
     can_be_instructed: bool = True  # the same
     sample_rate: int = 0  # Hz of the speech, likewise
     tokens_per_second: int = 0  # of speech, likewise
+    engine: str = "torch"  # torch | tensorrt_llm
+    engine_dir: str = ""  # merged Hugging Face checkpoint for tensorrt_llm
+    shared_kv_cache_tokens: int = 0  # positions of the language model's KV cache on this model's device; 0: none there
+
+    # Set for the machine, by who runs the server
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16: weights and activations of LM and flow
     num_threads: int = 0  # torch and onnxruntime threads of this process; 0 keeps the library's default
-    engine: str = "torch"  # torch | tensorrt_llm
-    engine_dir: str = ""  # merged Hugging Face checkpoint for tensorrt_llm
+    kernels: str = "auto"  # auto | kernels | graphs | plain: which tier computes the networks (gpu/tier.py)
+    onnx_providers: str = "auto"  # auto, or some of tensorrt, cuda and cpu with commas: what runs the ONNX files, the first that starts
+    onnx_engine_dir: str = ""  # where TensorRT's engines of the ONNX files are kept; empty: auto does without TensorRT
+    log_level: str = "info"
+
+    # Set for the load, by who runs the server (docs/operations.md, sizing)
     max_sessions: int = 64  # live sessions of this model at most; further ones are refused with BUSY
-    session_idle_timeout_s: float = 60.0  # a session is closed after this long without text that can be spoken and without audio
-    drain_timeout_s: float = 10.0  # at shutdown, time that running sessions have to finish
-    max_text_chars: int = 4000  # per session, all pieces together
-    text_normalization: str = "off"  # of ``checks.SERVER_TEXT_NORMALIZATIONS``: how texts are prepared whose session does not say so
-    min_reference_s: float = 0.5
-    max_reference_s: float = 30.0
     kv_cache_tokens: int = 0  # positions of the paged KV cache, over all sessions; 0: max_sessions x max_session_tokens
     max_session_tokens: int = 4096  # positions (prompt, text and speech) per session; reserved when it starts
-    runaway_s: float = 3.0  # seconds of speech that repeats itself or hardly varies, after which the rest is given up; 0: never
-    text_position_head: str = "auto"  # auto: the checkpoint's, if it names one | none | LAYER,HEAD: attention that tells text_position
-    max_rows: int = 256  # rows (tokens) of one language-model step at most
-    kernels: str = "auto"  # auto | kernels | graphs | plain: which tier computes the networks (gpu/tier.py)
-    shared_kv_cache_tokens: int = 0  # positions of the language model's KV cache on this model's device; 0: none there
     flow_state_mb: int = 0  # byte budget of the flow's resident state; 0: 30 s of audio per session, at most 70 % of the available memory
     left_context_chunks: int = 0  # flow attends to this many chunks to its left; 0: unlimited, as the reference
     flow_context_s: float = 300.0  # seconds, voice included, that the flow of a session knows; then it forgets the older half of the speech
-    final_mode: str = "streaming"  # streaming | reference: how the last chunk of a stream is solved
-    onnx_providers: str = "auto"  # auto, or some of tensorrt, cuda and cpu with commas: what runs the ONNX files, the first that starts
-    onnx_engine_dir: str = ""  # where TensorRT's engines of the ONNX files are kept; empty: auto does without TensorRT
-    speech_tokenizer: str = "auto"  # auto | onnx | torch | s3tokenizer: which program runs the speech tokenizer
-    speaker_encoder: str = "auto"  # auto | onnx | torch: which program runs the speaker encoder
-    condition_recordings: bool = True  # trim recordings to their speech, scale loud ones, refuse those without; false: as they come
-    voices_dir: str = ""  # registered voices; empty: none
-    default_speaker_id: str = ""  # used for requests with neither reference nor speaker_id (upstream's spk2info cache)
-    voice_cache_size: int = 64  # most recently used voices that stay cached
-    first_hop_tokens: int = 15  # speech tokens of the first audio chunk of a whole text; text in pieces: hop_policy.py
-    max_unread_audio_s: float = 60.0  # unplayed audio of a client at which its generation pauses (back-pressure)
     admission_load: float = 0.0  # promised over possible audio seconds per second, above which starts are refused; 0: no such limit
     reserved_speech_s: float = 0.0  # speech for which a start must find flow state; 0: as long as it is expected to be
     capacity_audio_s_per_s: float = 0.0  # audio seconds per second that token2wav can make; 0: as measured
-    max_hop_chunks: int = 4  # chunks of 25 tokens that a hop of a whole text takes at most; hops grow with their place in the speech
-    idle_pause: float = 2.0  # steps' lengths that the language model leaves its GPU alone after a step for which nobody waits; 0: never
-    max_suspensions: int = 5  # times that a batch of hops may give way to urgent ones, between steps of the flow's solver; 0: never
     max_offline_tokens: int = 3000  # speech tokens of an utterance rendered as a whole (25 per second): its cost grows with the square
     max_offline_jobs: int = 16  # such utterances at most, waiting or being computed; further ones are refused with BUSY
     max_voice_analyses: int = 16  # recordings at most, waiting or being analysed; further ones are refused with BUSY
-    log_level: str = "info"
+    voice_cache_size: int = 64  # most recently used voices that stay cached
+    drain_timeout_s: float = 10.0  # at shutdown, time that running sessions have to finish
+
+    # Set for the callers, by who offers the service
+    max_text_chars: int = 4000  # per session, all pieces together
+    text_normalization: str = "off"  # of ``checks.SERVER_TEXT_NORMALIZATIONS``: how texts are prepared whose session does not say so
+    session_idle_timeout_s: float = 60.0  # a session is closed after this long without text that can be spoken and without audio
+    min_reference_s: float = 0.5
+    max_reference_s: float = 30.0
+    condition_recordings: bool = True  # trim recordings to their speech, scale loud ones, refuse those without; false: as they come
+    voices_dir: str = ""  # registered voices; empty: none
+    default_speaker_id: str = ""  # used for requests with neither reference nor speaker_id (upstream's spk2info cache)
+    max_unread_audio_s: float = 60.0  # unplayed audio of a client at which its generation pauses (back-pressure)
+
+    # Set for comparisons, by who measures or checks parity; the defaults serve
+    speech_tokenizer: str = "auto"  # auto | onnx | torch | s3tokenizer: which program runs the speech tokenizer
+    speaker_encoder: str = "auto"  # auto | onnx | torch: which program runs the speaker encoder
+    text_position_head: str = "auto"  # auto: the checkpoint's, if it names one | none | LAYER,HEAD: attention that tells text_position
+    final_mode: str = "streaming"  # streaming | reference: how the last chunk of a stream is solved
+    runaway_s: float = 3.0  # seconds of speech that repeats itself or hardly varies, after which the rest is given up; 0: never
+    max_rows: int = 256  # rows (tokens) of one language-model step at most
+    first_hop_tokens: int = 15  # speech tokens of the first audio chunk of a whole text; text in pieces: hops/policy.py
+    max_hop_chunks: int = 4  # chunks of 25 tokens that a hop of a whole text takes at most; hops grow with their place in the speech
+    idle_pause: float = 2.0  # steps' lengths that the language model leaves its GPU alone after a step for which nobody waits; 0: never
+    max_suspensions: int = 5  # times that a batch of hops may give way to urgent ones, between steps of the flow's solver; 0: never
 
     def __post_init__(self) -> None:
         _check(self.engine in ("torch", "tensorrt_llm"), "engine", self.engine, "torch or tensorrt_llm")
