@@ -82,7 +82,7 @@ class Session:
         self.audio_ends_at_s = max(now_s, self.audio_ends_at_s) + (self._audible(self.sent) - before) * TOKEN_S
 
     def need(self, now_s: float) -> Need:
-        """For admission, as ``bistream/sessions/needs.py`` counts a session whose speech has not all been made."""
+        """For admission, as ``bistream/sessions/load.py`` counts a session whose speech has not all been made."""
         is_late = self.has_hop and self.sent > 0 and self.audio_ends_at_s <= now_s
         return Need(promised_rate(None, None if self.sent else now_s - self.begun_at_s), is_late=is_late)
 

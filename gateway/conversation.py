@@ -83,7 +83,7 @@ class Conversation:
         while not self._is_closed and (len(self._answers) >= limit or self._unfinished - len(self._sessions) >= limit):
             self._room = asyncio.get_running_loop().create_future()
             await self._room
-        if not self._answers:  # a client that takes nothing is not patient because it asks for more
+        if not self._answers:  # new requests do not reset the timer of a client that reads nothing
             self._moved_at = self._gate.clock()
         self._gate.metrics.requests += 1
         self._has_asked = True

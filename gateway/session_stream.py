@@ -5,7 +5,7 @@ and its stream is half-closed. It is reset where nothing of it has reached Trito
 answers; and where the end does not come within ``CLOSE_TIMEOUT_S``.
 
 Several clients of one API key may write to it, and any of them may vanish at any moment. What is begun is sent to its end all the same:
-the next message would be read as the rest of half a one, and nobody has checked what is in it then.
+the next message would be parsed as the rest of a truncated one, and nobody has checked what is in it then.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class _Stream:
 
 
 def _loss(error: BaseException) -> BaseException:
-    """What to raise: gRPC says a call that was cancelled here as if the waiting task were cancelled."""
+    """What to raise: gRPC reports a locally cancelled call as cancellation of the waiting task."""
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError):
         return error if task is not None and task.cancelling() else UpstreamLost()

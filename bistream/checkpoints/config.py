@@ -1,4 +1,4 @@
-"""Sizes of the model, read from its checkpoint (``checkpoint_sizes``): a frozen tree that is built once, ``CheckpointConfig``.
+"""Sizes of the model, read from its checkpoint (``checkpoints.sizes``): a frozen tree that is built once, ``CheckpointConfig``.
 
 Defaults are those of the released CosyVoice2 (``DEFAULT_FAMILY``) and exist here and nowhere else.
 """

@@ -1,4 +1,4 @@
-"""Sections of the yaml, as data, in; sizes out. Each kind of flow and vocoder has its own reader. Called by ``checkpoint.read_config``."""
+"""Sections of the yaml, as data, in; sizes out. Each kind of flow and vocoder has its own reader. Called by ``reader.read_config``."""
 
 from __future__ import annotations
 

@@ -95,9 +95,8 @@ CONTRACTS = (CALLED_BISTREAM, COSYVOICE2, LLM_BISTREAM, TOKEN2WAV, AUDIO_TOKENIZ
 # Upstream's name of its front model for CosyVoice3, which has the same tensors; the gate answers to it, whichever family is served.
 OTHER_NAMES = {"cosyvoice3": COSYVOICE2.name}
 
-_BOTH = ("cosyvoice2_bistream", "cosyvoice2")  # front models
-_DOOR, _LM, _WAV = "cosyvoice2_bistream", "llm_bistream", "token2wav"
-_CALLS = CALLED_BISTREAM.extra
+_FRONT, _LM, _WAV, _CALLS = "cosyvoice2_bistream", "llm_bistream", "token2wav", CALLED_BISTREAM.extra
+_BOTH = (_FRONT, "cosyvoice2")  # front models
 _ANALYSES = ("audio_tokenizer", "speaker_embedding")
 _VECTOR, _WAVE = (-1,), (1, -1)
 _NO_CODES = np.zeros(0, np.int32)
@@ -108,13 +107,13 @@ INPUTS = (
     Field(
         "session_id",
         "BYTES",
-        (_DOOR, _LM, _WAV),
+        (_FRONT, _LM, _WAV),
         "`[A-Za-z0-9_.:-]`, 1 to 128 characters; absent: this request is a whole session",
         check=checks.check_session_id,
     ),
-    Field("is_start", "BOOL", (_DOOR, _LM), "default true. True opens the session; false appends to a live one", default=True),
-    Field("is_end", "BOOL", (_DOOR, _LM), "default true. True: no more text will come", default=True),
-    Field("is_cancel", "BOOL", (_DOOR, _LM, _WAV), "default false. True: stop now and drop unsent audio", default=False),
+    Field("is_start", "BOOL", (_FRONT, _LM), "default true. True opens the session; false appends to a live one", default=True),
+    Field("is_end", "BOOL", (_FRONT, _LM), "default true. True: no more text will come", default=True),
+    Field("is_cancel", "BOOL", (_FRONT, _LM, _WAV), "default false. True: stop now and drop unsent audio", default=False),
     Field("reference_wav", "FP32", _BOTH, "with the start: 16 kHz mono in [-1,1], 0.5 to 30 s", _WAVE, is_start_only=True),
     Field("reference_wav", "FP32", _ANALYSES, "16 kHz mono in [-1,1]", _WAVE, optional=False),
     Field(
@@ -142,20 +141,20 @@ INPUTS = (
         is_start_only=True,
     ),
     # The language model's part of a request, ``types.GenerationOptions``, which nothing in between looks at one by one.
-    Field("seed", "INT64", (_DOOR, _LM, _WAV), "with the start: sampling; default 0", default=0, check=checks.check_seed),
+    Field("seed", "INT64", (_FRONT, _LM, _WAV), "with the start: sampling; default 0", default=0, check=checks.check_seed),
     Field(
         "temperature",
         "FP32",
-        (_DOOR, _LM),
+        (_FRONT, _LM),
         "with the start: sampling, 0 (greedy) to 10; default 1",
         default=1.0,
         check=checks.check_temperature,
     ),
-    Field("top_k", "INT32", (_DOOR, _LM), "with the start: sampling, 1 to 100; default: the checkpoint's, 25", check=checks.check_top_k),
+    Field("top_k", "INT32", (_FRONT, _LM), "with the start: sampling, 1 to 100; default: the checkpoint's, 25", check=checks.check_top_k),
     Field(
         "top_p",
         "FP32",
-        (_DOOR, _LM),
+        (_FRONT, _LM),
         "with the start: sampling, above 0, at most 1; default: the checkpoint's, 0.8",
         check=checks.check_top_p,
     ),
@@ -180,7 +179,7 @@ INPUTS = (
     Field(
         "continues",
         "BYTES",
-        (_DOOR, _LM),
+        (_FRONT, _LM),
         "with the start: the id of the session that this one continues, in the form of `session_id`; has no effect yet",
         check=checks.check_continues,
         is_start_only=True,
@@ -188,7 +187,7 @@ INPUTS = (
     Field(
         "speed",
         "FP32",
-        (_DOOR, _WAV),
+        (_FRONT, _WAV),
         "only with the whole text in the first request, 0.5 to 2; default 1",
         check=checks.check_speed,
         is_start_only=True,
@@ -213,7 +212,7 @@ INPUTS = (
     Field(
         "is_voice_list",
         "BOOL",
-        (_DOOR,),
+        (_FRONT,),
         "default false. True: no session; the answer is the [list of voices](#the-voices-of-a-server)",
         default=False,
     ),
@@ -261,29 +260,29 @@ OUTPUTS = (
     Field(
         "waveform",
         "FP32",
-        (_DOOR,),
+        (_FRONT,),
         "mono in [-0.99, 0.99], at the model's `sample_rate`; play chunk after chunk, no cross-fade needed",
         _WAVE,
     ),
     Field("waveform", "FP32", ("cosyvoice2", _WAV), "mono in [-0.99, 0.99], at the model's `sample_rate`", _VECTOR),
-    Field("sequence_number", "INT32", (_DOOR,), "0, 1, 2, ..."),
+    Field("sequence_number", "INT32", (_FRONT,), "0, 1, 2, ..."),
     Field("speech_token_ids", "INT32", (_LM,), "further speech tokens", _VECTOR),
     Field("is_final", "BOOL", (_LM,), "the last message of the session"),
     Field("finish_reason", "BYTES", (_LM,), "of the last message: eos, length, cancelled, error"),
     Field(
         "text_consumed",
         "INT32",
-        (_DOOR, _LM),
+        (_FRONT, _LM),
         "characters of the session's text that are certainly spoken once this chunk has been played",
     ),
     Field(
         "text_position",
         "INT32",
-        (_DOOR,),
+        (_FRONT,),
         "estimated character that is spoken at the end of this chunk, between `text_consumed` and what the model had been given;"
         " never decreases; earlier servers send none",
     ),
-    Field("voices", "BYTES", (_DOOR,), "of a request with `is_voice_list`: the [list of voices](#the-voices-of-a-server)"),
+    Field("voices", "BYTES", (_FRONT,), "of a request with `is_voice_list`: the [list of voices](#the-voices-of-a-server)"),
     Field(
         "text_fed",
         "INT32",

@@ -89,7 +89,7 @@ class Release:
     """The released checkpoint. owners: by hub, of the repository. files: name -> (bytes, SHA-256) of every file that the server reads.
 
     Not read from the files themselves, but from public projects that pin them and agree with each other on all of them (November 2026). So
-    a difference is told, and no error: there may be other revisions, and fine-tuned checkpoints are meant to differ.
+    a difference is reported, not treated as an error: there may be other revisions, and fine-tuned checkpoints are meant to differ.
     """
 
     repository: str

@@ -1,4 +1,4 @@
-"""Which families there are, and how models are known that are none of them."""
+"""The families, and how unsupported models are recognised."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ boundary is a number of spoken tokens; a hop up to it takes the flow's 3 lookahe
 4. A hop goes out as soon as its tokens are there, also when the language model has ended meanwhile; what is left after the last
    boundary goes in the last hop, which may be empty. The first hop of a text in pieces waits until the next block is in sight
    (``next_block_s``), so that the listener does not hear a gap, but for ``first_hop_patience_s`` at most; and not with the tokens of two
-   blocks where the text is slower than speech (``block_every_s``), for then no waiting avoids gaps.
+   blocks where the text is slower than speech (``block_every_s``), because waiting cannot avoid a gap then.
 5. Where the language model rests and the listener's audio runs out, the tokens that are there go out: a pause of the text must not
    hold back what was said before it. That is always the end of a block. It is the only boundary that time decides, and the hop after it
    is back at those of rule 3.
@@ -174,7 +174,7 @@ class HopPolicy:
 
     @staticmethod
     def _waits_s(progress: HopProgress, chunks: int) -> float:
-        """How long a hop whose tokens are there for so many chunks still waits for those of the others."""
+        """How much longer a hop with ``chunks`` ready chunks waits for the rest."""
         return progress.playback_buffer_s - progress.hop_latency_s - chunks * _AUDIO_PER_CHUNK_S
 
     def _first_boundary(self, progress: HopProgress) -> int:

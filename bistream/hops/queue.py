@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 SAMPLES = 32  # batches from which the pace is estimated
 MAX_FIXED_SHARE = 0.75
-MAX_SURPRISE = 4.0  # a batch counts as at most so many times as slow as the others, and as expected: a stall says nothing of the next ones
+MAX_SURPRISE = 4.0  # the duration of a batch is capped at this multiple of the usual and the expected one: a stall says nothing of the next
 
 
 @dataclass(frozen=True, order=True)
@@ -70,7 +70,7 @@ class HopQueue(Generic[T]):
         return taken
 
     def discard(self, item: T) -> None:
-        """It waits no longer; without effect where it does not wait."""
+        """Remove it; does nothing if it is not queued."""
         self._hops = [hop for hop in self._hops if hop.item is not item]
 
     def pop_batch(self, max_hops: int, max_tokens: float) -> list[T]:

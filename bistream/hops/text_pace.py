@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-# The last characters make no certain token yet: about one token's.
+# The last characters, about one token, may still change.
 UNCERTAIN_TOKENS = 1
 
 
 class TextPace:
-    """A session's text as it comes. Its pace is that since the first piece, pauses included, without that piece: it may hold anything."""
+    """A session's text as it comes. Its pace is measured from the first piece on, without that piece, which can be any size."""
 
     def __init__(self, block_tokens: int) -> None:
         """block_tokens: text tokens of a block of the language model."""

@@ -14,7 +14,7 @@ from string import Template
 from typing import Any
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "deploy" / "envoy" / "envoy.yaml"
-NOTHING = "# nothing here"  # of what some have in this place
+NOTHING = "# nothing here"  # in the place of an optional section
 DNS_REFRESH_S = 2
 
 

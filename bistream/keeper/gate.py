@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.keeper.hangs import HangWatch
@@ -37,11 +38,12 @@ logger = logging.getLogger(__name__)
 ASK_INTERVAL_S, ASK_TIMEOUT_S = 1.0, 2.0  # of a gate that is ready; else it is asked at each look
 UNREADY_AFTER_S, HANG_TIMEOUT_S = 5.0, 30.0  # without a heartbeat it takes no sessions, whatever it said before; it is replaced
 RESTARTS = RestartLimits(budget=7, window_s=300.0, first_delay_s=0.5, longest_delay_s=30.0)
+UNREAD_MARGIN_S = 30.0  # of audio at the gate, beyond what makes the models wait for a client
 BYTES_PER_CHARACTER = 4  # of UTF-8, at most
 
 
 class Gate:
-    """What the supervisor needs of a gate; as it is, there is none: clients reach Triton itself, and nobody can be kept from it.
+    """What the supervisor needs of a gate. This base class stands for no gate: clients reach Triton directly.
 
     is_ready: whether it takes sessions. has_ended: whether no session can be left in it.
     """
@@ -185,7 +187,8 @@ def ask_ready(settings: GateSettings) -> bool | None:
     """Whether the gate takes sessions; ``None`` where it answers without saying so. Raises ``TimeoutError`` when it does not answer.
 
     A closed connection is an answer too (its addresses may have as many as they are allowed). A gate that asks for certificates answers
-    the keeper nothing else: its open doors must do. Nothing is sent but a question, so the gate's certificate is not checked.
+    the keeper nothing else: an accepted connection has to count as ready. Nothing is sent but a question, so the gate's certificate is
+    not checked.
     """
     assert settings.http is not None
     address = reachable(settings.http.address)
@@ -206,14 +209,21 @@ def ask_ready(settings: GateSettings) -> bool | None:
 
 
 def fit_limits(limits: GateLimits, model_repository: Path) -> GateLimits:
-    """Room for the longest text that the server takes, and the rate of its audio; other values than the defaults stay."""
+    """Limits that follow the settings of the models, where nobody has set other values than the defaults: room for the longest text, at
+    least the models' patience with silent and with slow clients, and the rate of the audio."""
     parameters = read_parameters(model_repository).get(COSYVOICE2_BISTREAM.name, {})
 
-    def number(name: str) -> int:
-        return int(value) if (value := parameters.get(name, "")).isdigit() else 0
+    def number(name: str) -> float:
+        try:
+            return float(parameters.get(name, ""))
+        except ValueError:
+            return 0.0
 
-    if limits.max_text_bytes == GateLimits.max_text_bytes:
-        limits = replace(limits, max_text_bytes=max(limits.max_text_bytes, BYTES_PER_CHARACTER * number("max_text_chars")))
-    if limits.sample_rate == GateLimits.sample_rate:
-        limits = replace(limits, sample_rate=number("sample_rate") or limits.sample_rate)
-    return limits
+    fitting: dict[str, Any] = {
+        "max_text_bytes": max(limits.max_text_bytes, BYTES_PER_CHARACTER * int(number("max_text_chars"))),
+        "max_silence_s": max(limits.max_silence_s, number("session_idle_timeout_s")),
+        "max_unread_audio_s": max(limits.max_unread_audio_s, number("max_unread_audio_s") + UNREAD_MARGIN_S),
+        "sample_rate": int(number("sample_rate")) or limits.sample_rate,
+    }
+    defaults = GateLimits()
+    return replace(limits, **{name: value for name, value in fitting.items() if getattr(limits, name) == getattr(defaults, name)})

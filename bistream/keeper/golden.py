@@ -66,7 +66,7 @@ def hops(tokens: IntArray, prompt_tokens: int, policy: HopPolicy) -> list[IntArr
 
 
 def audio_fault(waveform: FloatArray) -> str | None:
-    """Why no checkpoint can have meant this; ``None`` for possible audio."""
+    """Why this cannot be valid output; ``None`` for possible audio."""
     if not waveform.size:
         return "is empty"
     if not np.isfinite(waveform).all():

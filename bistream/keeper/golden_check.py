@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 COMPILED_ANEW = "graphs"  # a tier whose compiler chooses among kernels by timing them: without its cache, sums may get another order
 SUMS_VARY = "kernels"  # a tier that adds with atomics
-ATTEMPTS = 2  # a session of the probes may still run beside the first, and in some tiers the company changes the last bit
+ATTEMPTS = 2  # a session of the probes may still run beside the first, and in some tiers batching with another session changes the last bit
 NEEDED = (AUDIO_TOKENIZER, SPEAKER_EMBEDDING, LLM_BISTREAM, TOKEN2WAV, COSYVOICE2_BISTREAM)
 
 

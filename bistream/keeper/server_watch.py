@@ -1,4 +1,4 @@
-"""Watches one running server for the keeper: exit, dead and hanging processes, probes. Decides what a restart must answer.
+"""Watches one running server for the keeper: exit, dead and hanging processes, probes. Decides which faults need a restart.
 
 ``look`` returns quickly and is called a few times per second; probes and the loading of a model have threads of their own, because they
 may take a minute. Only the models that analyse recordings are loaded anew alone: each request to them stands alone. The two that hold the

@@ -21,7 +21,7 @@ from bistream.keeper.served_models import end_orphans
 
 _NAME = "bistream_"
 _LOCK = "lock"
-# Whole, because a shorter name, made by somebody else, would stand for files of a live keeper.
+# Match the full name: a shorter prefix could match a live keeper's files.
 _LOCK_NAME = re.compile(rf"{_NAME}\d+_[0-9a-f]{{16}}_{_LOCK}")
 
 

@@ -104,7 +104,7 @@ class Supervisor:
         """Serve until ``stop``. Raises ``ServerError`` when the server cannot be started at first, ``Interrupted`` in a start."""
         try:
             server = self._start()
-        except GoldenError as error:  # not the command line is wrong: the health port says why it is not ready, and it is tried again
+        except GoldenError as error:  # the command line is not at fault: the health port says why it is not ready, and it is tried again
             server = self._restart(str(error))
         while (reason := self._serve(server)) is not None:
             server = self._restart(reason)

@@ -26,7 +26,7 @@ class EventLoop:
         self._thread.start()
 
     def call(self, function: Callable[..., object], *arguments: object) -> bool:
-        """Have the loop call it soon, after what it was given before. False: the loop is closed."""
+        """Schedule a call on the loop, after all earlier ones. False: the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:

@@ -86,7 +86,7 @@ class HopPacing:
         return TokenDemand(self._policy.wanted_tokens(self._progress(now, 0.0)), slack_s)
 
     def is_time(self, now: float) -> bool:
-        """Whether ``wake_at`` has come; it is cleared then."""
+        """Whether ``wake_at`` has been reached; clears it if so."""
         if self.wake_at is None or now < self.wake_at:
             return False
         self.wake_at = None

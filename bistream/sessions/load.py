@@ -1,4 +1,4 @@
-"""Decides whether another session fits: what is promised to the listeners of the live ones against what token2wav can make. Pure.
+"""Decides whether another session fits: compares the audio rate promised to live sessions with what token2wav can make. Pure.
 
 A listener plays one second per second until all speech of its session is made. So a session counts 1 as long as tokens or text may come
 or tokens wait, then 0. As long as the sum is below the capacity, the audio that all listeners have left does not shrink. (Counting less
@@ -32,7 +32,7 @@ from bistream.token2wav.load_report import LoadReport
 FIRST_HOP_RATE = 1.5
 FIRST_HOP_S = 1.0
 RECOUNT_S, FEW = 0.2, 16  # between two counts of more than a few sessions; those admitted meanwhile are added
-LATE_SHARE, MIN_LATE = 0.05, 2  # of the sessions whose listeners wait for this server: none is added to them
+LATE_SHARE, MIN_LATE = 0.05, 2  # of the sessions have listeners that wait for this server: beyond it no session is admitted
 FIRST_SECONDS_PER_BYTE = 1 / 12  # of UTF-8, before sessions have ended; English and Chinese are both near 1 / 14
 FIRST_TEXT_BYTES = 60.0  # a sentence
 FIRST_LENGTH_S = 30.0  # of texts in pieces, as the automatic size of the flow state assumes

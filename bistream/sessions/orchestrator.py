@@ -1,7 +1,7 @@
 """The logic of ``cosyvoice2_bistream`` without Triton: requests in, audio out, over the ports of the four models.
 
 All sessions live in one event loop (``event_loop.py``), so that none of their state needs a lock: ``handle`` checks what a request says by
-itself and passes it to the loop. Called by the ``model.py`` files and by ``local.py``.
+itself and passes it to the loop. Called by the model ``cosyvoice2_bistream`` and by ``local.py``.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Orchestrator:
                 return
             run = self._find_run(request)
             if request.is_cancel:
-                sender.report(run.heard())  # before the session's own end, after which a client may stop to listen
+                sender.report(run.heard())  # before the session's own end, after which a client may stop listening
                 run.end_early(cancelled_by_client())
             else:
                 check_append(request)

@@ -27,11 +27,11 @@ WIDE_WEIGHT = 3.3  # Chinese, Japanese, Korean: a syllable or more
 DIGIT_WEIGHT = 4.0  # is read as a word, but shares it with its neighbours
 COMMA_WEIGHT, STOP_WEIGHT = 3.0, 6.0
 COMMAS, STOPS = frozenset(",;:、，；："), frozenset(".!?。！？…")
-PACE_RANGE = (0.5, 2.0)  # of a voice, in usual paces: a transcript that says something else is no measure
+PACE_RANGE = (0.5, 2.0)  # of a voice, in usual paces: a wrong transcript would give a meaningless pace
 
 
 def weight_of(character: str) -> float:
-    """How long it is spoken, in Latin letters."""
+    """Time to speak it, measured in Latin letters."""
     if character in COMMAS:
         return COMMA_WEIGHT
     if character in STOPS:

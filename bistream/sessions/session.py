@@ -152,13 +152,13 @@ class CallerSession:
         """characters_before: how many had certainly been spoken before this audio.
 
         What is spoken beyond the last word does not count as activity: many blanks become tokens, and a client that sends nothing else
-        would keep its place by the sound of them.
+        could hold its place for ever.
         """
         if characters_before < self.text.speakable_characters:
             self.last_activity_at = now
 
     def finishing(self) -> None:
-        """No more text will be spoken. A session that is still opening enters FINISHING once it has opened."""
+        """The client's text has ended. A session that is still opening enters FINISHING once it has opened."""
         if self.state in (SessionState.RECEIVING, SessionState.SPEAKING):
             self.advance(SessionState.FINISHING)
 

@@ -2,7 +2,7 @@
 
 The session's speaker sets the marks (``speaking.py``); ``SessionMetrics`` belongs to the orchestrator and holds the counters that all its
 sessions share. Stages inside the language model and token2wav are recorded by those processes (``text2token/step_metrics.py``,
-``token2wav/hop_metrics.py``): a mark there would be another message here.
+``token2wav/hop_metrics.py``): recording them here would need further messages from there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The life of one session: prepare the voice, start the language model, turn its tokens into audio as they arrive, end.
 
 Everything here runs in the orchestrator's event loop. Two tasks per session: the *speaker* (``SessionRun.run``) owns the session from the
-voice to its end, makes the hops and sends the audio; the *reader* (``language_model_link.py``) takes the speech tokens. Timed work is
+voice to its end, makes the hops and sends the audio; the *reader* (``language_model_client.py``) takes the speech tokens. Timed work is
 triggered by the orchestrator's watcher (``tick``).
 """
 
@@ -256,7 +256,7 @@ class SessionRun:
         self._deliver_what_is_due(now)
 
     def heard(self) -> AudioChunk:
-        """No audio, but the text that a listener has heard who plays at 1x since the first chunk."""
+        """No audio, but the text heard by a listener who has played at normal speed since the first chunk."""
         playback = self._pacing.playback
         unplayed = round(playback.buffer_s(self._services.clock()) * self._services.audio_format.sample_rate)
         samples = self._at_normal_speed(max(0, playback.samples_sent - unplayed))
@@ -292,7 +292,7 @@ class SessionRun:
             self._deliver_what_is_due(now)
 
     def _owed_since(self, now: float) -> float:
-        """Since when a model owes this session an answer whatever the client does; ``now``: none does."""
+        """Time since which a model has owed an answer, whatever the client does; ``now`` if none does."""
         for since in (self._pacing.hop_began_at, self._link.unknown_since):
             if since is not None:
                 return since

@@ -1,4 +1,4 @@
-"""What happens to sessions without a message: their clients disconnect, and their time comes. A task of the orchestrator's event loop."""
+"""Handles events that arrive without a message: disconnects and deadlines. A task of the orchestrator's event loop."""
 
 from __future__ import annotations
 

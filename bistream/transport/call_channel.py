@@ -56,7 +56,7 @@ class CallChannel(ABC):
 
     @abstractmethod
     def _send(self, message: Message, answers: Answers | None) -> None:
-        """Send a call, whose answers are to be put there; or, with the number of an earlier one, that it is given up. Returns at once."""
+        """Send a call (its answers go to ``answers``), or the notice that the call with this number is given up. Returns at once."""
 
     @abstractmethod
     def _forget(self, number: int) -> None:

@@ -3,7 +3,7 @@
 A request over BLS blocks a thread here and one in the server until it is answered, and costs both processes and the server about 0.3 ms of
 a processor. So calls do not get one each. The *poster* sends all calls that have come while it sent the last ones, and the *collector*
 waits for answers in a request of its own, which the model answers with all that are there (``channel_end.py``). The busier the
-channel, the more a request carries. Nothing waits to be joined: alone, a call leaves at once.
+channel, the more a request carries. No call is delayed to fill a request: alone, it leaves at once.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Channel(CallChannel):
         self._calls.put((message, answers))
 
     def _forget(self, number: int) -> None:
-        """The model owes an answer all the same, and it must be collected."""
+        """The answer still arrives, and must be collected."""
 
     def close(self) -> None:
         """End the threads; one whose request a dead model never answers is left behind. Idempotent."""

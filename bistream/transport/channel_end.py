@@ -39,7 +39,7 @@ class ChannelEnd(ABC):
         self._answers: list[Message] = []
 
     def take(self, message: Message) -> None:
-        """A call, or that one is given up."""
+        """Accept a new call, or the notice that a call was given up."""
         with self._lock:
             if message.error is not None:
                 if (given_up := self._open.get(message.number)) is not None:

@@ -74,7 +74,7 @@ class DirectChannel(CallChannel):
                 answers.put_nowait(message)
 
     def _lost(self, connection: _Connection, error: Exception) -> None:
-        if connection is not self._connection:  # each failed attempt to send says so; the calls since then are on the next one
+        if connection is not self._connection:  # a broken connection can report more than once; later calls use a new one
             return
         self.close()
         if not self._waiting:  # at the end of a server; where the model has died the keeper says so, and the next call finds out

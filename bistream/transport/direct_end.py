@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 READ_BYTES = 2**18
 SEND_TIMEOUT_S = LONGEST_STOP_S + 3.0  # a front model that takes nothing for as long is killed by the keeper; the others wait behind it
 STOP_TIMEOUT_S = 5.0
-RETRY_S = 0.1  # after a front model could not be taken: a process without descriptors or threads may have some again
+RETRY_S = 0.1  # after a connection could not be accepted: a process without descriptors or threads may have some again
 
 
 class DirectEnd(ChannelEnd):

@@ -16,7 +16,7 @@ _FIRST, _NORMAL, _END = range(3)
 
 
 class Outbox(Executor):
-    """Calls functions one at a time: those whose listener hears nothing yet before others, else in the order of their coming."""
+    """Calls functions one at a time: those whose listener hears nothing yet before others, else in order of arrival."""
 
     def __init__(self, name: str) -> None:
         """name: of the thread."""

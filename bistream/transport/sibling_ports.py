@@ -49,7 +49,7 @@ class Calling(Protocol):
 
 
 class SiblingVoice:
-    """``ports.VoicePort``. A model that is not loaded at the moment is waited for: the keeper loads one whose process has died anew."""
+    """``ports.VoicePort``. A model that is not loaded at the moment is waited for: the keeper reloads a model whose process has died."""
 
     def __init__(self, client: BlsClient, pause: Callable[[float], None] = time.sleep) -> None:
         self._client = client

@@ -1,6 +1,6 @@
 """The front models' side of a drain and of a failure: passes the keeper's order (``control_files``) on, and reports progress.
 
-``follow_keeper`` is called by the ``model.py`` files that take sessions.
+``follow_keeper`` is called by ``cosyvoice2_bistream``, the model that takes sessions.
 """
 
 from __future__ import annotations

@@ -234,10 +234,12 @@ def test_the_longest_text_of_the_repository_passes_the_gate_which_knows_its_rate
         config = Path(folder) / "cosyvoice2_bistream" / "config.pbtxt"
         config.parent.mkdir()
         text = read_template("cosyvoice2_bistream").replace("${max_text_chars}", str(max_text_chars))
+        text = text.replace("${session_idle_timeout_s}", "120.0").replace("${max_unread_audio_s}", "15")
         config.write_text(text.replace("${sample_rate}", "16000"), encoding="utf-8")
         longest = len("\U0001f600".encode()) * max_text_chars
         limits = fit_limits(GateLimits(), Path(folder))
         assert limits.max_text_bytes == max(GateLimits.max_text_bytes, longest) and limits.sample_rate == 16_000
+        assert (limits.max_silence_s, limits.max_unread_audio_s) == (120.0, GateLimits.max_unread_audio_s)
         assert fit_limits(GateLimits(max_text_bytes=17), Path(folder)).max_text_bytes == 17  # somebody wanted it so
 
 
