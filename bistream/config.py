@@ -78,11 +78,11 @@ class RuntimeConfig:
     speaker_encoder: str = "auto"  # auto | onnx | torch: which program runs the speaker encoder
     text_position_head: str = "auto"  # auto: the checkpoint's, if it names one | none | LAYER,HEAD: attention that tells text_position
     final_mode: str = "streaming"  # streaming | reference: how the last chunk of a stream is solved
-    runaway_s: float = 3.0  # seconds of speech that repeats itself or hardly varies, after which the rest is given up; 0: never
+    runaway_s: float = 3.0  # the rest of a turn is given up after so long a stretch that repeats itself or hardly varies; 0: never
     max_rows: int = 256  # rows (tokens) of one language-model step at most
     first_hop_tokens: int = 15  # speech tokens of the first audio chunk of a whole text; text in pieces: hops/policy.py
     max_hop_chunks: int = 4  # chunks of 25 tokens that a hop of a whole text takes at most; hops grow with their place in the speech
-    idle_pause: float = 2.0  # steps' lengths that the language model leaves its GPU alone after a step for which nobody waits; 0: never
+    idle_pause: float = 2.0  # pause of the language model after a step for which nobody waits, in lengths of that step; 0: none
     max_suspensions: int = 5  # times that a batch of hops may give way to urgent ones, between steps of the flow's solver; 0: never
 
     def __post_init__(self) -> None:

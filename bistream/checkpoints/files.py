@@ -18,7 +18,7 @@ _LANGUAGE_MODEL = re.compile(r"^llm: *!new:[\w.]*\.(\w+)", re.MULTILINE)  # upst
 def family_of(model_dir: str | Path) -> Family:
     """The family whose yaml the directory has; the yaml names the class of its language model, which is compared.
 
-    Without a yaml, the family whose speech tokenizer it has, or ``DEFAULT_FAMILY``: what is missing is for others to say. Raises
+    Without a yaml, the family whose speech tokenizer it has, or ``DEFAULT_FAMILY``: a missing yaml is reported elsewhere. Raises
     ``CheckpointError`` for a directory of a predecessor, which has files of the same names, and for a yaml of another family.
     """
     if not str(model_dir):  # a process that is given none

@@ -2,7 +2,7 @@
 
 Called by ``llm_bistream`` and, in one process, by ``local``. Importing this module does not load torch; making a service does.
 
-**TokenLayout.** A session whose start carries the whole text (``is_end``) uses the uni-stream layout; every other session the
+**Layout.** A session whose start carries the whole text (``is_end``) uses the uni-stream layout; every other session the
 bi-stream layout, whatever its pieces.
 
 **Positions.** The engine guarantees a session the positions it was opened with, so a session never stalls halfway. How many a

@@ -1,4 +1,4 @@
-"""A channel to one model over BLS: calls of all its sessions, in the order in which they are made, in few requests over BLS.
+"""A channel to one model over BLS: calls of all its sessions, in the order in which they are made, in few requests.
 
 A request over BLS blocks a thread here and one in the server until it is answered, and costs both processes and the server about 0.3 ms of
 a processor. So calls do not get one each. The *poster* sends all calls that have come while it sent the last ones, and the *collector*

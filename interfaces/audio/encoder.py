@@ -50,7 +50,7 @@ class Encoder:
     """
 
     def __init__(self, target: AudioFormat, gain: float = 1.0, sample_rate: int = UPSTREAM_SAMPLE_RATE) -> None:
-        """sample_rate: of the samples. gain: factor of the samples; what is louder than full scale is clipped."""
+        """sample_rate: of the samples. gain: factor of the samples; samples beyond full scale are clipped."""
         self.format = target
         self.sample_rate = sample_rate
         self._gain = np.float32(gain)

@@ -54,7 +54,7 @@ def say_in_pieces(stream: Stream, voice: Voice, words: Sequence[bytes] = WORDS) 
 
 
 def test_text_in_pieces_is_spoken_and_is_as_long_again(keeper: Keeper, voice: Voice) -> None:
-    """The same speech tokens. Where text in pieces pauses, time decides where a hop ends (``hop_policy``), and with it single samples."""
+    """The same speech tokens. Where text in pieces pauses, time decides where a hop ends (``hops.policy``), and with it single samples."""
     with Stream(keeper.grpc_url) as stream:
         assert say_in_pieces(stream, voice).size == say_in_pieces(stream, voice).size
 

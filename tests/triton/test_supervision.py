@@ -62,7 +62,7 @@ def test_a_yaml_that_does_not_fit_the_weights_is_refused(tmp_path: Path, broken_
     assert reason.startswith("CHECKPOINT_ERROR: ") and "hift.pt" in reason and "shape" in reason
 
 
-@pytest.mark.slow  # test_deaths.py has it with all models
+@pytest.mark.slow  # attacks/test_deaths.py has it with all models
 def test_the_supervisor_replaces_a_dead_model_process_and_leaves_nothing(tmp_path: Path, tiny_model_dir: Path) -> None:
     repository = make_repository(tmp_path, tiny_model_dir, ["token2wav"])
     ready = tmp_path / "ready.json"
