@@ -1,7 +1,7 @@
 """Shared by the benchmarks: the format of a result, and where it is stored. Loads no torch.
 
-A result is ``{"name", "commit", "date", "hardware", "command", "config", "metrics"}``: the last line that a benchmark prints, and a
-file under ``benchmarks/results/`` when it is given ``--out``.
+A result is ``{"name", "commit", "date", "hardware", "million_additions_ms", "command", "config", "metrics"}``: the last line that a
+benchmark prints, and a file under ``benchmarks/results/`` when it is given ``--out``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,15 @@ def hardware() -> str:
     return ", ".join(filter(None, [gpu_line("name"), host]))
 
 
+def million_additions_ms() -> float:
+    """How fast this host's processors are at this moment: shared hosts have been seen at half of their speed, and the times of whatever
+    runs on the processors doubled with it."""
+    began, total = time.perf_counter(), 0
+    for number in range(1_000_000):
+        total += number
+    return round(1000 * (time.perf_counter() - began), 1)
+
+
 def describe(name: str, config: Mapping[str, Any], metrics: Mapping[str, Any], hardware_name: str | None = None) -> dict[str, Any]:
     """A result, with the fields common to all benchmarks. hardware_name: None: this host."""
     return {
@@ -56,6 +66,7 @@ def describe(name: str, config: Mapping[str, Any], metrics: Mapping[str, Any], h
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "hardware": hardware_name or hardware(),
+        "million_additions_ms": million_additions_ms(),
         "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *without_api_key(sys.argv[1:])]),
         "config": dict(config),
         "metrics": dict(metrics),

@@ -1,6 +1,6 @@
 """What the processes before the server cost: callers in real time, with one of them before a server that computes nothing, and without.
 
-    python benchmarks/fronts.py gate [--sessions 1 64 256] [--seconds 10] [--rounds 3] [--out FILE]
+    python benchmarks/fronts.py gate [--sessions 1 64 256] [--seconds 9] [--spread-s 1] [--rounds 3] [--out FILE]
     python benchmarks/fronts.py envoy             before two gates, each with its server; without: straight to the first gate
     python benchmarks/fronts.py interfaces        callers over Deepgram's protocol; without: straight to the server
 
@@ -56,18 +56,19 @@ class Front:
     gates: tuple[str, ...] = ()
 
 
-async def load(call: Call, address: str, sessions: int, seconds: float, pid: int) -> tuple[Times, float]:
+async def load(call: Call, address: str, sessions: int, pid: int, options: argparse.Namespace) -> tuple[Times, float]:
     """The callers' times, and the cores that process ``pid`` kept busy while all of them spoke."""
     times = Times()
+    seconds = options.spread_s + options.seconds
 
     async def begin(delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         await call(address, seconds, times)
 
-    calls = [asyncio.create_task(begin(number / sessions)) for number in range(sessions)]
-    await asyncio.sleep(1.2)
+    calls = [asyncio.create_task(begin(options.spread_s * number / sessions)) for number in range(sessions)]
+    await asyncio.sleep(options.spread_s + 0.2)
     cpu_s, began = cpu_seconds(pid), time.perf_counter()
-    await asyncio.sleep(max(0.5, seconds - 2.0))
+    await asyncio.sleep(max(0.5, options.seconds - 1.0))
     cores = (cpu_seconds(pid) - cpu_s) / (time.perf_counter() - began)
     await asyncio.gather(*calls)
     return times, cores
@@ -169,15 +170,15 @@ def sessions_of(gates: Sequence[str]) -> list[int]:
     return found
 
 
-def measure(name: str, sessions: int, seconds: float, rounds: int) -> dict[str, Any]:
+def measure(sessions: int, options: argparse.Namespace) -> dict[str, Any]:
     ways, cores, callers = {"direct": Times(), "through": Times()}, [], []
     with ExitStack() as stack:
-        front = FRONTS[name](stack)
+        front = FRONTS[options.front](stack)
         callers = [0] * len(front.gates)
-        for _ in range(rounds):
-            ways["direct"].add(uvloop.run(load(call_server, front.direct, sessions, seconds, front.pid))[0])
+        for _ in range(options.rounds):
+            ways["direct"].add(uvloop.run(load(call_server, front.direct, sessions, front.pid, options))[0])
             before = sessions_of(front.gates)
-            times, busy = uvloop.run(load(front.call, front.through, sessions, seconds, front.pid))
+            times, busy = uvloop.run(load(front.call, front.through, sessions, front.pid, options))
             ways["through"].add(times)
             cores.append(busy)
             callers = [sum_ + now - then for sum_, now, then in zip(callers, sessions_of(front.gates), before, strict=True)]
@@ -193,19 +194,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("front", choices=FRONTS)
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 64, 256])
-    parser.add_argument("--seconds", type=float, default=10.0, help="of every caller (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=9.0, help="in which all callers speak (default %(default)s)")
+    parser.add_argument("--spread-s", type=float, default=1.0, help="in which they begin, one after another (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="default %(default)s")
     parser.add_argument("--out", metavar="FILE")
     options = parser.parse_args()
-    results = [measure(options.front, sessions, options.seconds, options.rounds) for sessions in options.sessions]
+    results = [measure(sessions, options) for sessions in options.sessions]
     columns = [(what, way) for what in ("first_audio_ms", "acknowledgement_ms") for way in ("direct", "through")]
     rows: list[list[object]] = [["sessions", "cores", *(f"{what} {way}, p50 / p99" for what, way in columns)]]
     for result in results:
         cells = [result[what].get(way) for what, way in columns]
         rows.append([result["sessions"], result["cores"], *(f"{cell['p50']:.2f} / {cell['p99']:.2f}" if cell else "" for cell in cells)])
     table(rows)
-    config = {"front": options.front, "pieces_per_second": PIECES_PER_SECOND, "seconds": options.seconds, "rounds": options.rounds}
-    report("fronts", config | {"load_average": round(os.getloadavg()[0], 1)}, {"load": results}, options.out)
+    config = {"front": options.front, "pieces_per_second": PIECES_PER_SECOND, "seconds": options.seconds, "spread_s": options.spread_s}
+    config |= {"rounds": options.rounds, "load_average": round(os.getloadavg()[0], 1)}
+    report("fronts", config, {"load": results}, options.out)
     return 0
 
 
