@@ -7,7 +7,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 PYTHON=${PYTHON:-python3.11}                # makes the virtual environment
 VENV=${VENV:-.venv}
 BUILD=${BUILD:-build}                       # all build output but the virtual environment
-ONNXRUNTIME=${ONNXRUNTIME:-requirements/onnxruntime.txt} # requirements/gpu.txt: the voice models run on the GPU, too
 FAMILY=${FAMILY:-cosyvoice2}                # cosyvoice2 | cosyvoice3: which download or random checkpoint is meant without MODEL_DIR
 MODEL_DIR=${MODEL_DIR:-}                    # empty: what stage 0 has downloaded, else VOICE_DIR, else a tiny random checkpoint
 VOICE_DIR=${VOICE_DIR:-assets/voice}        # a small trained CosyVoice2 (training/README.md)

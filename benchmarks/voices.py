@@ -7,7 +7,7 @@ For each program of the networks (``torch``, ``onnx``), on the CPU and on a GPU 
 milliseconds: tokenizer (recordings to speech tokens, log-mel included: what audio_tokenizer computes), speaker (recordings to embeddings
 and mels, filter bank included: what speaker_embedding computes), total (one after the other), and together (both at the same time, in two
 threads of this process; on the server they are two processes). Every recording is new and of another length, around --seconds. A program
-that does not start on a device is reported with its reason: onnx on a GPU needs onnxruntime-gpu.
+that does not start on a device is reported with its reason; onnx computes on the CPU, whatever the device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bistream.types import FloatArray
 from bistream.voice.speaker_encoder import SpeakerEncoder
 from bistream.voice.speech_tokenizer import SpeechTokenizer
 
-PROGRAMS = ("torch", "onnx", "auto", "s3tokenizer")
+PROGRAMS = ("torch", "onnx", "auto")
 COLUMNS = ("tokenizer", "speaker", "total", "together")
 SPREAD = 0.2  # of lengths, both ways
 

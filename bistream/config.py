@@ -42,8 +42,6 @@ class RuntimeConfig:
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16: weights and activations of LM and flow
     num_threads: int = 0  # torch and onnxruntime threads of this process; 0 keeps the library's default
     kernels: str = "auto"  # auto | kernels | graphs | plain: which tier computes the networks (gpu/tier.py)
-    onnx_providers: str = "auto"  # auto, or some of tensorrt, cuda and cpu with commas: what runs the ONNX files, the first that starts
-    onnx_engine_dir: str = ""  # where TensorRT's engines of the ONNX files are kept; empty: auto does without TensorRT
     log_level: str = "info"
 
     # Set for the load, by who runs the server (docs/operations.md, sizing)
@@ -74,8 +72,8 @@ class RuntimeConfig:
     max_unread_audio_s: float = 60.0  # unplayed audio of a client at which its generation pauses (back-pressure)
 
     # Set for comparisons, by who measures or checks parity; the defaults serve
-    speech_tokenizer: str = "auto"  # auto | onnx | torch | s3tokenizer: which program runs the speech tokenizer
-    speaker_encoder: str = "auto"  # auto | onnx | torch: which program runs the speaker encoder
+    speech_tokenizer: str = "auto"  # auto | onnx (on the CPU) | torch: which program runs the speech tokenizer
+    speaker_encoder: str = "auto"  # auto | onnx (on the CPU) | torch: which program runs the speaker encoder
     text_position_head: str = "auto"  # auto: the checkpoint's, if it names one | none | LAYER,HEAD: attention that tells text_position
     final_mode: str = "streaming"  # streaming | reference: how the last chunk of a stream is solved
     runaway_s: float = 3.0  # the rest of a turn is given up after so long a stretch that repeats itself or hardly varies; 0: never
@@ -87,19 +85,16 @@ class RuntimeConfig:
 
     def __post_init__(self) -> None:
         _check(self.engine in ("torch", "tensorrt_llm"), "engine", self.engine, "torch or tensorrt_llm")
+        is_device = re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", self.device) is not None
+        _check(is_device, "device", self.device, "auto, cpu, cuda or cuda:N")
         _check(self.dtype in ("auto", "float32", "bfloat16", "float16"), "dtype", self.dtype, "auto, float32, bfloat16 or float16")
         _check(self.kernels in ("auto", "kernels", "graphs", "plain"), "kernels", self.kernels, "auto, kernels, graphs or plain")
-        tokenizers = ("auto", "onnx", "torch", "s3tokenizer")
-        _check(self.speech_tokenizer in tokenizers, "speech_tokenizer", self.speech_tokenizer, ", ".join(tokenizers))
         is_head = re.fullmatch(r"auto|none|\d{1,4},\d{1,4}", self.text_position_head) is not None
         _check(is_head, "text_position_head", self.text_position_head, "auto, none, or a layer and a head such as 2,0")
-        encoders = ("auto", "onnx", "torch")
-        _check(self.speaker_encoder in encoders, "speaker_encoder", self.speaker_encoder, ", ".join(encoders))
+        for name in ("speech_tokenizer", "speaker_encoder"):
+            _check(getattr(self, name) in ("auto", "onnx", "torch"), name, getattr(self, name), "auto, onnx or torch")
         modes = SERVER_TEXT_NORMALIZATIONS
         _check(self.text_normalization in modes, "text_normalization", self.text_normalization, ", ".join(modes))
-        chosen = self.onnx_providers.split(",")
-        are_known = self.onnx_providers == "auto" or (set(chosen) <= {"tensorrt", "cuda", "cpu"} and len(set(chosen)) == len(chosen))
-        _check(are_known, "onnx_providers", self.onnx_providers, "auto, or to some of tensorrt, cuda and cpu, separated by commas")
         _check(self.final_mode in ("streaming", "reference"), "final_mode", self.final_mode, "streaming or reference")
         for name in (
             "max_sessions",

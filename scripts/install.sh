@@ -50,7 +50,7 @@ setup() {
     environment "$VENV"
   fi
   if [ -e /dev/nvidiactl ]; then install_torch requirements/torch_gpu.txt; else install_torch requirements/torch.txt; fi
-  install server -r "$ONNXRUNTIME" -r requirements/server.txt -r requirements/client.txt -r requirements/gateway.txt
+  install server -r requirements/server.txt -r requirements/client.txt -r requirements/gateway.txt
   install package --no-deps --editable .
   if [ ! -x "$TRITON_SERVER" ] || [ ! -e "$TRITON_BACKENDS/python/libtriton_python.so" ]; then
     "$VENV/bin/python" scripts/setup_triton.py "$BUILD/triton"

@@ -37,8 +37,8 @@ CHECKPOINT_FILES = {  # what each model reads of its model_dir, in any family
 _RESULT_SETTINGS = ("final_mode", "left_context_chunks")  # change what is computed, whatever computes it
 HOP_SETTINGS = ("first_hop_tokens", "max_hop_chunks")  # of the front model: how it cuts a whole text, which the audio follows
 _FRONT_MODEL_SETTINGS = (*HOP_SETTINGS, "condition_recordings")
-_ENVIRONMENT_SETTINGS = ("device", "dtype", "engine", "num_threads", "onnx_providers", "speech_tokenizer", "speaker_encoder")
-_PACKAGES = ("torch", "triton", "onnxruntime", "onnxruntime-gpu", "tensorrt_llm")
+_ENVIRONMENT_SETTINGS = ("device", "dtype", "engine", "num_threads", "speech_tokenizer", "speaker_encoder")
+_PACKAGES = ("torch", "triton", "onnxruntime", "tensorrt_llm")
 _TIER = re.compile(r"^bistream_tier\{([^}]*)\} 1(?:\.0+)?$", re.MULTILINE)
 _LABEL = re.compile(r'(stage|tier)="(\w+)"')
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from enum import Enum
 
-MOST = 8  # recordings in one call: the largest batch that TensorRT's engines are built for
+MOST = 8  # recordings in one call
 
 
 class Batching(Enum):

@@ -68,7 +68,7 @@ def check_once(kind: str, path: Path, program: str, device: torch.device, check:
     from bistream.gpu.device import device_name  # noqa: PLC0415
 
     made = {"file": file_hash(path), "network": program, "device": device_name(device), "code": code_hash()}
-    facts = Fingerprint(made | versions("torch", "onnxruntime", "onnxruntime-gpu", "s3tokenizer"))
+    facts = Fingerprint(made | versions("torch", "onnxruntime"))
     if findings.recall(kind, facts):
         return
     check()

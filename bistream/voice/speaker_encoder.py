@@ -1,7 +1,8 @@
 """Reference recordings in, what flow and vocoder know a speaker by out: the speaker embedding and the mel of the prompt.
 
 The embedding is the Kaldi filter bank, then ``campplus.onnx``. Two programs can run that network (parameter ``speaker_encoder``):
-onnxruntime, and our PyTorch form of it. ``auto`` is PyTorch on a GPU, where the file has the released network, and onnxruntime otherwise.
+onnxruntime, always on the CPU, and our PyTorch form of it. ``auto`` is PyTorch on a GPU, where the file has the released network, and
+onnxruntime otherwise.
 """
 
 from __future__ import annotations
@@ -19,12 +20,10 @@ from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, EngineError, InvalidInputError
 from bistream.processes.start_phases import phase
 from bistream.types import FloatArray, SpeakerFeatures
-from bistream.voice import onnx_session
-from bistream.voice.batching import MOST, Batching, groups
+from bistream.voice.batching import Batching, groups
 from bistream.voice.build import prompt_mel
 from bistream.voice.features import KALDI_MEL_BINS, MEL_HIGH_HZ, fbank_16k
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
-from bistream.voice.onnx_providers import OnnxSettings, ShapeRange
 from bistream.voice.onnx_session import OnnxModel
 from bistream.voice.programs import check_once, in_torch
 
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Frames as in upstream's TensorRT build of this file (4, 500 and 3000); upstream's engine takes one recording.
-RANGES = (ShapeRange((1, 4, KALDI_MEL_BINS), (1, 500, KALDI_MEL_BINS), (MOST, 3000, KALDI_MEL_BINS)),)
+NUM_INPUTS = 1
 _CHECKED_FRAMES = 120
 _ROUNDING = 1e-5  # relative: sums of a batch may have another order
 # Between two programs, over the frames below: rounding leaves 1 - 1e-12. What lies between is a network that is not quite the file's.
@@ -43,11 +41,9 @@ _COMPARED_FRAMES = (420, 98, 230)  # of the second's, which end in the middle of
 
 
 class SpeakerNetwork(Protocol):
-    """Thread-safe. widest: form of batch that may have a meaning to it. provider: what runs it, for people. Frames are float32 [T, 80],
-    arrays or tensors."""
+    """Thread-safe. widest: form of batch that may have a meaning to it. Frames are float32 [T, 80], arrays or tensors."""
 
     widest: Batching
-    provider: str
 
     def filter_bank(self, waveform: FloatArray) -> Any:
         """float32 [N], 16 kHz -> the Kaldi filter bank, where the network wants it."""
@@ -64,7 +60,6 @@ class OnnxSpeakers:
 
     def __init__(self, model: OnnxModel) -> None:
         self._model = model
-        self.provider = model.provider
         self.widest = Batching.EQUAL if model.takes_batches else Batching.ALONE
 
     def filter_bank(self, waveform: FloatArray) -> FloatArray:
@@ -89,7 +84,6 @@ class SpeakerEncoder:
         self._network = network
         self._size = size
         self._mel_high_hz = mel_high_hz
-        self.provider = network.provider
         self.batching = choose_batching(network)
 
     @classmethod
@@ -137,8 +131,6 @@ class SpeakerEncoder:
 
 
 def _open_network(config: RuntimeConfig, before_cpu: Callable[[], None]) -> SpeakerNetwork:
-    settings = OnnxSettings.of(config)
-
     def load(device: torch.device) -> SpeakerNetwork:
         from bistream.voice import torch_speakers  # noqa: PLC0415  (loads torch)
 
@@ -147,7 +139,7 @@ def _open_network(config: RuntimeConfig, before_cpu: Callable[[], None]) -> Spea
 
         def check() -> None:
             logger.info("comparing the speaker encoder in PyTorch with onnxruntime, on the CPU")
-            check_same_vectors(network, OnnxSpeakers(OnnxModel(config.model_dir, SPEAKER_ENCODER_FILE, RANGES, settings.on_cpu())))
+            check_same_vectors(network, _on_cpu(config))
 
         with phase("speaker encoder: does it compute what the file says"):
             check_once("speaker-encoder", Path(config.model_dir) / SPEAKER_ENCODER_FILE, config.speaker_encoder, device, check)
@@ -156,9 +148,12 @@ def _open_network(config: RuntimeConfig, before_cpu: Callable[[], None]) -> Spea
     network = in_torch("speaker_encoder", config.speaker_encoder, config.device, SPEAKER_ENCODER_FILE, load, before_cpu)
     if network is not None:
         return network
-    if onnx_session.computes_on_cpu(settings):
-        before_cpu()
-    return OnnxSpeakers(OnnxModel(config.model_dir, SPEAKER_ENCODER_FILE, RANGES, settings))
+    before_cpu()
+    return _on_cpu(config)
+
+
+def _on_cpu(config: RuntimeConfig) -> OnnxSpeakers:
+    return OnnxSpeakers(OnnxModel(config.model_dir, SPEAKER_ENCODER_FILE, NUM_INPUTS, config.num_threads))
 
 
 def check_same_vectors(network: SpeakerNetwork, original: SpeakerNetwork) -> None:

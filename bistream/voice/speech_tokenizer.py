@@ -1,7 +1,7 @@
 """Reference recordings in, speech tokens out: the Whisper log-mel, then the network of the family's ONNX file.
 
-Three programs can run that network (parameter ``speech_tokenizer``): onnxruntime, our PyTorch form of it, and the package ``s3tokenizer``.
-``auto`` is PyTorch on a GPU, where the file has the released network, and onnxruntime otherwise. The log-mel is computed where the network
+Two programs can run that network (parameter ``speech_tokenizer``): onnxruntime, always on the CPU, and our PyTorch form of it. ``auto`` is
+PyTorch on a GPU, where the file has the released network, and onnxruntime otherwise. The log-mel is computed where the network
 is: on the host (1.5 ms for 5 s), or on the GPU.
 """
 
@@ -20,10 +20,8 @@ from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, EngineError
 from bistream.processes.start_phases import phase
 from bistream.types import FloatArray, IntArray
-from bistream.voice import onnx_session
-from bistream.voice.batching import MOST, Batching, groups
+from bistream.voice.batching import Batching, groups
 from bistream.voice.features import WHISPER_MEL_BINS, log_mel_16k
-from bistream.voice.onnx_providers import OnnxSettings, ShapeRange
 from bistream.voice.onnx_session import OnnxModel
 from bistream.voice.programs import check_once, in_torch
 
@@ -33,11 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FRAMES_PER_TOKEN = 4  # Whisper's, of 10 ms: the network halves them twice
-_FRAMES = (20, 500, 3000)  # of recordings: the shortest for TensorRT's engines, the usual one, the longest that the network takes
-RANGES = (
-    ShapeRange((1, WHISPER_MEL_BINS, _FRAMES[0]), (1, WHISPER_MEL_BINS, _FRAMES[1]), (MOST, WHISPER_MEL_BINS, _FRAMES[2])),
-    ShapeRange((1,), (1,), (MOST,)),
-)
+NUM_INPUTS = 2  # mels and their lengths
 _CHECKED_FRAMES = ((101, 64), (80, 80))  # of two recordings: padded, of equal length
 # Digits of codes that may differ between two programs: rounding turns about one in 10,000; a network that is not the file's turns most.
 _MOST_DIFFERENT = 0.01
@@ -110,7 +104,7 @@ class SpeechTokenizer:
 
 
 def _open_network(config: RuntimeConfig, before_cpu: Callable[[], None]) -> TokenNetwork:
-    file_name, settings = family_of(config.model_dir).speech_tokenizer_file, OnnxSettings.of(config)
+    file_name = family_of(config.model_dir).speech_tokenizer_file
 
     def load(device: torch.device) -> TokenNetwork:
         from bistream.voice import torch_tokenizers  # noqa: PLC0415  (loads torch)
@@ -120,7 +114,7 @@ def _open_network(config: RuntimeConfig, before_cpu: Callable[[], None]) -> Toke
 
         def check() -> None:
             logger.info("comparing the speech tokenizer in PyTorch with onnxruntime, on the CPU")
-            check_same_codes(file_name, network, OnnxNetwork(OnnxModel(config.model_dir, file_name, RANGES, settings.on_cpu())))
+            check_same_codes(file_name, network, _on_cpu(config, file_name))
 
         with phase("speech tokenizer: does it compute what the file says"):
             check_once("speech-tokenizer", Path(config.model_dir) / file_name, config.speech_tokenizer, device, check)
@@ -129,9 +123,12 @@ def _open_network(config: RuntimeConfig, before_cpu: Callable[[], None]) -> Toke
     network = in_torch("speech_tokenizer", config.speech_tokenizer, config.device, file_name, load, before_cpu)
     if network is not None:
         return network
-    if onnx_session.computes_on_cpu(settings):
-        before_cpu()
-    return OnnxNetwork(OnnxModel(config.model_dir, file_name, RANGES, settings))
+    before_cpu()
+    return _on_cpu(config, file_name)
+
+
+def _on_cpu(config: RuntimeConfig, file_name: str) -> OnnxNetwork:
+    return OnnxNetwork(OnnxModel(config.model_dir, file_name, NUM_INPUTS, config.num_threads))
 
 
 def check_same_codes(name: str, network: TokenNetwork, original: TokenNetwork) -> None:

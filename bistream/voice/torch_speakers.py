@@ -27,7 +27,6 @@ class TorchSpeakers:
     widest = Batching.PADDED
 
     def __init__(self, network: CampplusNetwork, device: torch.device) -> None:
-        self.provider = f"PyTorch on {device}"
         self._network = FixedSizes("speaker encoder", network.to(device), KALDI_MEL_BINS, device, batch_sizes(device))
         self._features = TorchFeatures(device)
 

@@ -1,13 +1,8 @@
-"""The speech tokenizer's network in PyTorch, with the ONNX file's weights: ours (``s3_network``) or that of the package ``s3tokenizer``.
-
-On a GPU they need no onnxruntime-gpu. Loads torch.
-"""
+"""The speech tokenizer's network in PyTorch (``s3_network``) with the ONNX file's weights, as ``SpeechTokenizer`` wants it. Loads torch."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,15 +12,12 @@ from torch import Tensor
 from bistream.checkpoints.files import family_of
 from bistream.checkpoints.reader import find_file
 from bistream.config import RuntimeConfig
-from bistream.errors import CheckpointError, ConfigError, EngineError
+from bistream.errors import EngineError
 from bistream.types import FloatArray
-from bistream.voice.fixed_sizes import BatchSize, FixedSizes, batch_sizes
+from bistream.voice.fixed_sizes import FixedSizes, batch_sizes
 from bistream.voice.s3_network import S3Network
 from bistream.voice.s3_weights import state_dict_from_onnx
 from bistream.voice.torch_features import TorchFeatures
-
-PACKAGE = "s3tokenizer"
-_PACKAGE_FILE, _PACKAGE_NAME = "speech_tokenizer_v2.onnx", "speech_tokenizer_v2_25hz"  # the package's name of this network
 
 
 class TorchTokens:
@@ -50,41 +42,13 @@ class TorchTokens:
 
 
 def load(config: RuntimeConfig, device: torch.device) -> TorchTokens:
-    """Ours, or the package's where ``config.speech_tokenizer`` is s3tokenizer. Raises ``CheckpointError`` and ``ConfigError``."""
+    """Raises ``CheckpointError`` for a file that cannot be read or holds another network."""
     family = family_of(config.model_dir)
     path = find_file(config.model_dir, family.speech_tokenizer_file)
     state = {key: tensor.to(device).contiguous() for key, tensor in state_dict_from_onnx(path).items()}
-    ours = S3Network.from_state_dict(state, family.tokenizer_norm_eps)  # checks the file for both
-    if config.speech_tokenizer != "s3tokenizer":
-        return _tokens(ours.to(device).tokens, ours.config.mel_bins, device, batch_sizes(device))
-    if path.name != _PACKAGE_FILE:
-        raise ConfigError(f"Parameter 'speech_tokenizer' is {PACKAGE!r}, which runs {_PACKAGE_FILE} alone; set it to onnx or torch.")
-    return _tokens(_load_package(path, ours).to(device).quantize, ours.config.mel_bins, device, ())
+    network = S3Network.from_state_dict(state, family.tokenizer_norm_eps).to(device)
 
+    def codes(frames: Tensor, lengths: Tensor) -> Tensor:
+        return network.tokens(frames.transpose(1, 2), lengths)[0]
 
-def _tokens(quantize: Callable[[Tensor, Tensor], Any], bins: int, device: torch.device, sizes: Sequence[BatchSize]) -> TorchTokens:
-    """quantize: mels [B, bins, T] and lengths [B] -> codes [B, T'] and their lengths."""
-
-    def network(frames: Tensor, lengths: Tensor) -> Tensor:
-        codes: Tensor = quantize(frames.transpose(1, 2), lengths)[0]
-        return codes
-
-    return TorchTokens(FixedSizes("speech tokenizer", network, bins, device, sizes), TorchFeatures(device))
-
-
-def _load_package(path: Path, ours: S3Network) -> Any:
-    try:
-        module = importlib.import_module(f"{PACKAGE}.model_v2")
-    except Exception as error:  # of torchaudio, which the package imports, a library may be missing
-        raise ConfigError(
-            f"Parameter 'speech_tokenizer' is {PACKAGE!r}, but this package cannot be imported ({type(error).__name__}); "
-            "install it with a torchaudio that fits torch, or set the parameter to onnx or torch."
-        ) from error
-    sizes = ours.config
-    config = module.ModelConfig(n_mels=sizes.mel_bins, n_audio_state=sizes.width, n_audio_head=sizes.heads, n_audio_layer=sizes.layers)
-    network = module.S3TokenizerV2(_PACKAGE_NAME, config)
-    try:
-        network.init_from_onnx(str(path))
-    except Exception as error:  # it relies on names in the file, and asserts
-        raise CheckpointError(f"{PACKAGE} cannot read {path.name} ({type(error).__name__}); set speech_tokenizer to onnx.") from error
-    return network.eval()
+    return TorchTokens(FixedSizes("speech tokenizer", codes, network.config.mel_bins, device, batch_sizes(device)), TorchFeatures(device))

@@ -16,9 +16,8 @@ from bistream.voice.campplus_weights import read_campplus
 from bistream.voice.features import fbank_16k, log_mel_16k
 from bistream.voice.fixed_sizes import batch_sizes
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
-from bistream.voice.onnx_providers import OnnxSettings
 from bistream.voice.onnx_session import OnnxModel
-from bistream.voice.speaker_encoder import RANGES, OnnxSpeakers, check_same_vectors, cosines
+from bistream.voice.speaker_encoder import NUM_INPUTS, OnnxSpeakers, check_same_vectors, cosines
 from bistream.voice.torch_features import TorchFeatures
 from bistream.voice.torch_speakers import TorchSpeakers
 from scripts._campplus_model import campplus_model
@@ -52,7 +51,7 @@ def on_gpu(path: Path) -> TorchSpeakers:
 
 @pytest.fixture(scope="module")
 def on_cpu(path: Path) -> OnnxSpeakers:
-    return OnnxSpeakers(OnnxModel(path.parent, path.name, RANGES, OnnxSettings("cpu")))
+    return OnnxSpeakers(OnnxModel(path.parent, path.name, NUM_INPUTS))
 
 
 def test_all_sizes_are_recorded(on_gpu: TorchSpeakers) -> None:

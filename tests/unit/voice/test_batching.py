@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +19,6 @@ from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.types import FloatArray
 from bistream.voice.batching import MOST, Batching, groups
 from bistream.voice.features import log_mel_16k
-from bistream.voice.s3_network import S3Network
-from bistream.voice.s3_weights import state_dict_from_onnx
 from bistream.voice.speaker_encoder import SpeakerEncoder
 from bistream.voice.speech_tokenizer import FRAMES_PER_TOKEN, SpeechTokenizer, choose_batching
 from tests.unit.voice.voices import noise
@@ -103,31 +100,6 @@ def test_codes_are_those_of_each_alone(tokenizers: dict[str, SpeechTokenizer], s
     assert tokenizer.batching is Batching.PADDED
     for count, tokens in zip(samples, tokenizer.tokens_of([noise(count) for count in samples]), strict=True):
         np.testing.assert_array_equal(tokens, tokenizer.tokens(noise(count)))
-
-
-def clear_tokens(model_dir: Path, waveform: FloatArray) -> NDArray[Any]:
-    """Which tokens no rounding can change: all digits are far from where they would round to another one."""
-    import torch  # noqa: PLC0415
-
-    network = S3Network.from_state_dict(state_dict_from_onnx(model_dir / SPEECH_TOKENIZER_FILE))
-    log_mel = torch.from_numpy(log_mel_16k(waveform))[None]
-    digits = network.digits(network.hidden(log_mel, torch.tensor([log_mel.shape[2]]))[0])[0]
-    clear: NDArray[Any] = ((digits.abs() - 0.5).abs() > 1e-3).all(dim=-1).numpy()
-    return clear
-
-
-def test_the_package_s3tokenizer_gives_the_same_codes(tiny_model_dir: Path, tokenizers: dict[str, SpeechTokenizer]) -> None:
-    try:
-        importlib.import_module("s3tokenizer")
-    except Exception as error:  # its torchaudio may lack a library
-        pytest.skip(f"s3tokenizer cannot be imported: {type(error).__name__}")
-    config = RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", speech_tokenizer="s3tokenizer")
-    package = SpeechTokenizer.from_config(config)
-    waveforms = [noise(count) for count in (8000, 16_001, 48_000)]
-    for waveform, found, expected in zip(waveforms, package.tokens_of(waveforms), tokenizers["onnx"].tokens_of(waveforms), strict=True):
-        clear = clear_tokens(tiny_model_dir, waveform)
-        assert clear.mean() > 0.9
-        np.testing.assert_array_equal(found[clear], expected[clear])
 
 
 def test_embeddings_are_those_of_each_alone(tiny_model_dir: Path) -> None:
