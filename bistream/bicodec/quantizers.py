@@ -14,6 +14,14 @@ from bistream.bicodec.config import QuantizerSizes
 BOUND_MARGIN = 1e-3
 
 
+class Codebook(nn.Module):
+    """Not ``nn.Embedding``: the random numbers that it starts with cost seconds of imports where networks are made without storage."""
+
+    def __init__(self, sizes: QuantizerSizes) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(sizes.codes, sizes.code_size))
+
+
 class SemanticQuantizer(nn.Module):
     """A code is chosen by direction alone, and decoded with its length."""
 
@@ -21,7 +29,7 @@ class SemanticQuantizer(nn.Module):
         super().__init__()
         self.in_project = nn.Conv1d(sizes.input_size, sizes.code_size, 1)
         self.out_project = nn.Conv1d(sizes.code_size, sizes.input_size, 1)
-        self.codebook = nn.Embedding(sizes.codes, sizes.code_size)
+        self.codebook = Codebook(sizes)
 
     def tokens(self, x: Tensor) -> Tensor:
         """[B, input_size, T] -> int64 [B, T]; of equally near codes the first."""
@@ -32,7 +40,7 @@ class SemanticQuantizer(nn.Module):
 
     def vectors(self, tokens: Tensor) -> Tensor:
         """int64 [B, T] -> [B, input_size, T]."""
-        output: Tensor = self.out_project(self.codebook(tokens).transpose(1, 2))
+        output: Tensor = self.out_project(self.codebook.weight[tokens].transpose(1, 2))
         return output
 
 

@@ -21,7 +21,10 @@ def old_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def fold(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Kernels in place of pairs, float32. The norm is taken over the axes along which there is one gain."""
+    """Kernels in place of pairs, float32. The norm is taken over the axes along which there is one gain.
+
+    All are copies: tensors of a file may be mapped from it, and would change with it.
+    """
     folded: dict[str, Tensor] = {}
     for key, tensor in state.items():
         module, _, name = key.rpartition(".")
@@ -32,5 +35,5 @@ def fold(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             axes = [axis for axis, size in enumerate(gain.shape) if size == 1]
             folded[f"{module}.weight"] = direction * (gain / torch.linalg.vector_norm(direction, dim=axes, keepdim=True))
         else:
-            folded[key] = tensor.float()
+            folded[key] = tensor.to(torch.float32, copy=True)
     return folded
