@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,7 @@ class VoiceReader:
 
     def __init__(self, codec: BiCodec, wav2vec2: Wav2Vec2, device: torch.device) -> None:
         self._codec, self._wav2vec2, self._device = codec, wav2vec2, device
+        self._lock = threading.Lock()  # of the networks
 
     def read(self, recording: FloatArray) -> CodecVoice:
         """float32 [N], 16 kHz. Raises ``InvalidInputError`` for one that is shorter than 0.5 s, silent or not finite."""
@@ -49,7 +51,8 @@ class VoiceReader:
     def semantic_tokens(self, samples: FloatArray) -> IntArray:
         """Of the whole recording: about one for each 20 ms, int32 [P]."""
         values = torch.from_numpy(unit_variance(samples)).to(self._device)[None]
-        tokens: IntArray = self._codec.semantic_tokens(self._wav2vec2.features(values))[0].int().cpu().numpy()
+        with self._lock:
+            tokens: IntArray = self._codec.semantic_tokens(self._wav2vec2.features(values))[0].int().cpu().numpy()
         return tokens
 
     def global_tokens(self, samples: FloatArray) -> IntArray:
@@ -57,7 +60,8 @@ class VoiceReader:
         config = self._codec.config
         clip = reference_clip(samples.astype(np.float64), config.recording)
         mel = torch.from_numpy(mel_frames(clip, config.mel)).to(self._device)[None]
-        tokens: IntArray = self._codec.global_tokens(mel)[0].int().cpu().numpy()
+        with self._lock:
+            tokens: IntArray = self._codec.global_tokens(mel)[0].int().cpu().numpy()
         return tokens
 
 

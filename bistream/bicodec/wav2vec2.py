@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bistream.gpu.precision import exact_float32
+
 FEATURE_LAYERS = (11, 14, 16)  # the codec hears the mean of the states after so many layers
 NUM_LAYERS = max(FEATURE_LAYERS)
 
@@ -108,6 +110,8 @@ class PositionConv(nn.Module):
 
 
 class Wav2Vec2(nn.Module):
+    """Calls come from one thread at a time, as those of ``BiCodec``."""
+
     def __init__(self, config: Wav2Vec2Config) -> None:
         super().__init__()
         self.config = config
@@ -143,6 +147,7 @@ class Wav2Vec2(nn.Module):
             yield x
 
     @torch.inference_mode()
+    @exact_float32()
     def features(self, samples: Tensor) -> Tensor:
         """Whole recordings of one length, normalised, float32 [B, N] -> [B, frames(N), D]."""
         chosen = [state for number, state in enumerate(self.states(samples)) if number in FEATURE_LAYERS]

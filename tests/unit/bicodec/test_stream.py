@@ -92,8 +92,8 @@ def test_samples_come_as_soon_as_they_can(lookahead: int | None) -> None:
         received += len(piece)
         assert state.emitted_samples >= max(0, received - needed) * size
         assert np.isfinite(audio).all()
-    end = decoder.push([TokenPush(state, tokens(0), final=True)])[0]
-    assert len(end) == 90 * size - state.emitted_samples + len(end) == len(end)
+    decoder.push([TokenPush(state, tokens(0), final=True)])
+    assert state.emitted_samples == 90 * size
 
 
 @pytest.mark.parametrize("lookahead", [None, 5])
