@@ -22,6 +22,7 @@ ORDER: tuple[frozenset[str], ...] = tuple(
     checkpoints
     client gpu hops
     text voice token2mel mel2wav
+    bicodec
     text2token token2wav
     sessions
     transport

@@ -1,0 +1,162 @@
+"""Speech in pieces: equal to one call however it is cut and whatever else is in the batch, with a state that does not grow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.bicodec.decoding import decode
+from bistream.bicodec.stream import ExactDecoder, SpeechDecoder, TokenPush, make_decoder, reach_samples
+from bistream.errors import InvalidInputError
+from bistream.types import FloatArray, IntArray
+from tests.unit.bicodec.tiny import codec, tokens, voice
+
+TOLERANCE = 5e-5  # float32; several layers deep, with other sizes of the same products
+
+
+def whole(semantic: IntArray, name: str = "tiny", seed: int = 0) -> FloatArray:
+    return decode(codec(name), [semantic], [voice(seed)])[0]
+
+
+def pieces_of(semantic: IntArray, cuts: Sequence[int]) -> list[IntArray]:
+    return np.split(semantic, sorted(min(cut, len(semantic)) for cut in cuts))
+
+
+def streamed(decoder: SpeechDecoder, pieces: Sequence[IntArray]) -> FloatArray:
+    state = decoder.open(voice())
+    return np.concatenate([decoder.push([TokenPush(state, piece, i == len(pieces) - 1)])[0] for i, piece in enumerate(pieces)])
+
+
+def noise_db(found: FloatArray, expected: FloatArray) -> float:
+    """Signal to error."""
+    return float(10 * np.log10(np.square(expected).sum() / np.square(found - expected).sum()))
+
+
+@pytest.mark.parametrize("name", ["tiny", "resampled", "deep"])
+@settings(max_examples=15)
+@given(count=st.integers(0, 150), cuts=st.lists(st.integers(0, 150), max_size=8))
+def test_any_cuts_give_the_audio_of_one_call(name: str, count: int, cuts: list[int]) -> None:
+    semantic = tokens(count)
+    found, expected = streamed(make_decoder(codec(name)), pieces_of(semantic, cuts)), whole(semantic, name)
+    assert len(found) == len(expected) == count * codec(name).config.samples_per_token
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+
+
+@settings(max_examples=10)
+@given(st.lists(st.tuples(st.integers(0, 90), st.lists(st.integers(0, 90), min_size=4, max_size=4)), min_size=1, max_size=4))
+def test_rows_of_a_batch_do_not_hear_each_other(speeches: list[tuple[int, list[int]]]) -> None:
+    decoder = make_decoder(codec())
+    rows = [pieces_of(tokens(count, row), cuts) for row, (count, cuts) in enumerate(speeches)]
+    states = [decoder.open(voice(row)) for row in range(len(rows))]
+    audio: list[list[FloatArray]] = [[] for _ in rows]
+    for step in range(5):
+        pushes = [TokenPush(state, pieces[step], step == 4) for state, pieces in zip(states, rows, strict=True)]
+        for row, samples in enumerate(decoder.push(pushes)):
+            audio[row].append(samples)
+    for row, (count, _) in enumerate(speeches):
+        np.testing.assert_allclose(np.concatenate(audio[row]), whole(tokens(count, row), seed=row), rtol=0, atol=TOLERANCE)
+
+
+@settings(max_examples=10)
+@given(st.data())
+def test_a_shorter_lookahead_gives_as_many_samples_and_is_closer_the_longer_it_is(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 120))
+    semantic = tokens(count)
+    pieces = pieces_of(semantic, data.draw(st.lists(st.integers(0, count), max_size=6)))
+    exact, reach = whole(semantic), make_decoder(codec()).lookahead_tokens
+    lookahead = data.draw(st.integers(0, reach - 1))
+    decoder = make_decoder(codec(), lookahead)
+    assert decoder.lookahead_tokens == lookahead
+    assert len(streamed(decoder, pieces)) == len(exact)
+    np.testing.assert_allclose(streamed(make_decoder(codec(), reach - 1), pieces), exact, rtol=0, atol=1e-3)
+
+
+def test_error_falls_with_the_lookahead() -> None:
+    semantic = tokens(120)
+    exact = whole(semantic)
+    errors = [noise_db(streamed(make_decoder(codec(), lookahead), pieces_of(semantic, [40, 80])), exact) for lookahead in (0, 5, 15, 25)]
+    assert errors == sorted(errors) and errors[-1] > errors[0] + 20
+
+
+@pytest.mark.parametrize("lookahead", [None, 0, 5])
+def test_samples_come_as_soon_as_they_can(lookahead: int | None) -> None:
+    decoder, size = make_decoder(codec(), lookahead), codec().config.samples_per_token
+    state, needed = decoder.open(voice()), decoder.lookahead_tokens
+    received = 0
+    for piece in pieces_of(tokens(90), [1, 2, 40, 41, 70]):
+        audio = decoder.push([TokenPush(state, piece)])[0]
+        received += len(piece)
+        assert state.emitted_samples >= max(0, received - needed) * size
+        assert np.isfinite(audio).all()
+    decoder.push([TokenPush(state, tokens(0), final=True)])
+    assert state.emitted_samples == 90 * size
+
+
+@pytest.mark.parametrize("lookahead", [None, 5])
+def test_the_state_does_not_grow(lookahead: int | None) -> None:
+    decoder = make_decoder(codec(), lookahead)
+    state, sizes = decoder.open(voice()), set()
+    for step in range(20):
+        decoder.push([TokenPush(state, tokens(25, step))])
+        sizes.add(state.numbers)
+    assert len(sizes) <= 2 and max(sizes) < 10_000
+    decoder.push([TokenPush(state, tokens(1), final=True)])
+    assert state.numbers == 0
+
+
+def test_the_released_depths_look_67_tokens_ahead() -> None:
+    """Upstream's class, measured with NaN and by exact comparison: -21381 samples."""
+    decoder = make_decoder(codec("deep"))
+    assert isinstance(decoder, ExactDecoder) and decoder.lookahead_tokens == 67
+    assert reach_samples(codec("deep"))[0] == 21_381
+
+
+@pytest.mark.parametrize("name", ["tiny", "deep"])
+def test_the_reach_is_what_a_token_can_change(name: str) -> None:
+    """As far as rounding shows it: the outermost samples change by less."""
+    late, _ = reach_samples(codec(name))
+    size, count = codec(name).config.samples_per_token, 160
+    semantic = tokens(count)
+    changed = semantic.copy()
+    changed[count // 2] = (changed[count // 2] + 1) % codec(name).config.quantizer.codes
+    differs = np.flatnonzero(np.abs(whole(changed, name) - whole(semantic, name)) > TOLERANCE)
+    first = count // 2 * size
+    assert first - late <= differs[0] < first - late // 4
+    assert first + late // 4 < differs[-1] < first + size + late
+
+
+def test_an_ended_speech_takes_no_more_tokens() -> None:
+    decoder = make_decoder(codec())
+    state = decoder.open(voice())
+    decoder.push([TokenPush(state, tokens(3), final=True)])
+    with pytest.raises(InvalidInputError, match="has ended"):
+        decoder.push([TokenPush(state, tokens(3))])
+
+
+def test_nothing_changes_where_a_token_is_unknown() -> None:
+    decoder = make_decoder(codec())
+    good, bad = decoder.open(voice()), decoder.open(voice())
+    unknown = np.array([codec().config.quantizer.codes], np.int32)
+    with pytest.raises(InvalidInputError, match="only 0 to 511 exist"):
+        decoder.push([TokenPush(good, tokens(3)), TokenPush(bad, unknown)])
+    assert good.received_tokens == bad.received_tokens == 0
+
+
+def test_a_voice_has_a_fixed_number_of_tokens() -> None:
+    with pytest.raises(InvalidInputError, match="32 global tokens"):
+        make_decoder(codec()).open(voice()[:31])
+    with pytest.raises(InvalidInputError, match="only 0 to 255 exist"):
+        make_decoder(codec()).open(voice() + 256)
+
+
+def test_a_negative_lookahead() -> None:
+    with pytest.raises(ValueError, match="must not be negative"):
+        make_decoder(codec(), -1)
+
+
+def test_no_push_no_audio() -> None:
+    assert make_decoder(codec()).push([]) == [] and make_decoder(codec(), 3).push([]) == []
