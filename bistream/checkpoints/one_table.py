@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from typing import Any
 
 from bistream.checkpoints.config import LanguageModelConfig
@@ -24,25 +25,45 @@ TEMPERATURE, TOP_K, TOP_P = 0.8, 50, 0.95
 
 @dataclass(frozen=True)
 class OneTableConfig(LanguageModelConfig):
-    """text_vocab_size: rows of the table, those of speech and of no token included.
+    """Made by ``of``. table_size: rows of the table, those of no token included.
 
-    Speech tokens, and the id that ends them, are rows of it, too: the ids behind the table (``TokenSpace.speech_offset``) are second names
-    for these, so that whatever counts in speech tokens need not know where they are.
+    Speech is rows of it, too. Behind the table they have second names, so that whatever counts in speech tokens (``TokenSpace``) need not
+    know where they are: first what describes a voice (``voice_rows``), then the semantic tokens and the id that ends them. Those of a
+    voice count as text here; where a voice is made, they are the speech tokens (``of_voices``).
 
     longest_sequence: positions of a text and its speech; training dropped longer ones (SparkVox, prepare_train.py).
-    temperature: the usual one of a request.
+    temperature: the usual one. makes_voices: see above.
     """
 
-    text_vocab_size: int = 166_000
-    speech_token_size: int = 8192
-    head_has_bias: bool = False
-    top_p: float = TOP_P
-    top_k: int = TOP_K
-    win_size: int = 0  # no rule against repetition
-    tau_r: float = 0.0
+    table_size: int = 0
     temperature: float = TEMPERATURE
     tokens: BiCodecTokens = RELEASED
     longest_sequence: int = 1500
+    makes_voices: bool = False
+
+    @classmethod
+    def of(cls, qwen: Mapping[str, Any], tokens: BiCodecTokens, family: Family) -> OneTableConfig:
+        """qwen: the content of the model's ``config.json``."""
+        sampling = {"top_p": TOP_P, "top_k": TOP_K, "win_size": 0, "tau_r": 0.0}  # no rule against repetition
+        sizes = language_model_config({"speech_token_size": tokens.num_semantic, "sampling": sampling}, qwen, family)
+        made = cls(**{one.name: getattr(sizes, one.name) for one in fields(sizes)}, tokens=tokens, table_size=sizes.text_vocab_size)
+        return replace(made, text_vocab_size=made.table_size + sum(map(len, made.voice_rows)))
+
+    @property
+    def voice_rows(self) -> tuple[range, range, range]:
+        """Rows of the table that a voice is described with: pitch, speed and global tokens."""
+        return self.tokens.ids("pitch_value"), self.tokens.ids("speed_value"), self.tokens.ids("bicodec_global")
+
+    @property
+    def of_voices(self) -> OneTableConfig:
+        """The same model where it makes voices: their tokens are its speech."""
+        return replace(self, text_vocab_size=self.table_size, speech_token_size=sum(map(len, self.voice_rows)), makes_voices=True)
+
+    @property
+    def voice_phases(self) -> tuple[range, ...]:
+        """Places in ``voice_rows`` by the number of the id that a voice has so far: pitch, speed, then global tokens."""
+        ends = list(accumulate(map(len, self.voice_rows)))
+        return tuple(range(end - len(rows), end) for rows, end in zip(self.voice_rows, ends, strict=True))
 
 
 def one_table_config(qwen: Mapping[str, Any], codec: Mapping[str, Any], audio: Mapping[str, Any], family: Family) -> OneTableConfig:
@@ -64,9 +85,7 @@ def one_table_config(qwen: Mapping[str, Any], codec: Mapping[str, Any], audio: M
         )
     if not qwen.get("tie_word_embeddings", True):
         raise ValueError("tie_word_embeddings is false, and the file has no other head")
-    sampling = {"top_p": TOP_P, "top_k": TOP_K, "win_size": 0, "tau_r": 0.0}
-    sizes = language_model_config({"speech_token_size": tokens.num_semantic, "sampling": sampling}, qwen, family)
-    return OneTableConfig(**{field.name: getattr(sizes, field.name) for field in fields(sizes)}, tokens=tokens)
+    return OneTableConfig.of(qwen, tokens, family)
 
 
 def _check_rates(audio: Mapping[str, Any], family: Family) -> None:

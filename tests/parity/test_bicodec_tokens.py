@@ -45,7 +45,7 @@ def test_ids_of_the_release() -> None:
 def test_sizes_of_the_model() -> None:
     qwen, codec, _ = contents()
     made = sizes()
-    assert (made.text_vocab_size, made.hidden_size, made.num_hidden_layers) == (
+    assert (made.table_size, made.hidden_size, made.num_hidden_layers) == (
         qwen["vocab_size"],
         qwen["hidden_size"],
         qwen["num_hidden_layers"],

@@ -49,7 +49,7 @@ def reference_encode() -> Callable[[str], list[int]]:
 
 @pytest.fixture(scope="module")
 def model() -> Qwen2Model:
-    weights = build_weights(golden.tensors("llm_weights"), CONFIG, speech_rows(CONFIG), torch.device("cpu"), torch.float32)
+    weights = build_weights(golden.tensors("llm_weights"), CONFIG, torch.device("cpu"), torch.float32)
     return Qwen2Model(CONFIG, weights)
 
 
@@ -88,7 +88,7 @@ def test_forward_pass(model: Qwen2Model) -> None:
     hidden = model.forward_dense(case["ids"][0])
     torch.testing.assert_close(hidden, case["hidden"][0], rtol=0, atol=1e-4)
     last = hidden[-20:]
-    torch.testing.assert_close(last @ model.weights.embedding[: CONFIG.text_vocab_size].T, case["logits_of_last_20"][0], rtol=0, atol=1e-3)
+    torch.testing.assert_close(last @ model.weights.embedding[: CONFIG.table_size].T, case["logits_of_last_20"][0], rtol=0, atol=1e-3)
     scored = case["logits_of_last_20"][0][:, speech_rows(CONFIG)]
     torch.testing.assert_close(model.logits(last), scored, rtol=0, atol=1e-3)
 
@@ -133,7 +133,7 @@ def test_whole_sequences(case: dict[str, Any], model: Qwen2Model, tokenizer: Pla
         else:
             prompt = clone_prompt(TOKENS, tokenizer.encode, arguments["text"], speaker)
     assert prompt == case["prompt_ids"]
-    table = model.weights.embedding[: CONFIG.text_vocab_size]
+    table = model.weights.embedding[: CONFIG.table_size]
     decided: list[int] = []
     while len(decided) < len(case["expected"]):
         scores = table @ model.forward_dense(torch.tensor(prompt + decided))[-1]

@@ -67,6 +67,25 @@ class SpeakerTokens:
         return [*own, tokens.id("start_global_token"), *(first + one for one in self.global_tokens), tokens.id("end_global_token")]
 
     @property
+    def numbers(self) -> tuple[int, ...]:
+        """As one list: the global tokens, and behind them gender, pitch label, speed label, pitch and speed where there are labels."""
+        if self.labels is None:
+            return self.global_tokens
+        labels = self.labels
+        own = (GENDERS.index(labels.gender), LEVELS.index(labels.pitch), LEVELS.index(labels.speed), self.pitch, self.speed)
+        return (*self.global_tokens, *own)
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> SpeakerTokens:
+        """The speaker of ``numbers``. Raises ``ValueError`` or ``IndexError`` for a list of another form."""
+        if len(numbers) == NUM_GLOBAL:
+            return cls(tuple(numbers))
+        gender, pitch_label, speed_label, pitch, speed = numbers[NUM_GLOBAL:]
+        if min(numbers) < 0:
+            raise ValueError("a number of a voice is negative")
+        return cls(tuple(numbers[:NUM_GLOBAL]), Labels(GENDERS[gender], LEVELS[pitch_label], LEVELS[speed_label]), pitch, speed)
+
+    @property
     def task(self) -> str:
         return "task_tts" if self.labels is None else "task_controllable_tts"
 

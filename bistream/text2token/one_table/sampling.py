@@ -11,7 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bistream.text2token.sampler import SMALLEST_TEMPERATURE, SamplerState, draw, uniforms
+from bistream.checkpoints.config import LanguageModelConfig
+from bistream.checkpoints.one_table import OneTableConfig
+from bistream.text2token.sampler import SMALLEST_TEMPERATURE, RepetitionAwareSampler, Sampler, SamplerState, draw, uniforms
 
 HISTORY = 1  # decided ids that are kept; none is looked at
 
@@ -36,14 +38,27 @@ def _rest_of(share: Tensor) -> Tensor:
     return (1.0 - (share.double() * 1e6).round() / 1e6).float()
 
 
+def make_sampler(config: LanguageModelConfig, device: torch.device) -> Sampler:
+    """What a checkpoint's sequences are sampled with, in any family."""
+    if not isinstance(config, OneTableConfig):
+        return RepetitionAwareSampler()
+    return PhasedSampler(config.voice_phases, config.temperature, device) if config.makes_voices else TopKTopPSampler(config.temperature)
+
+
 class TopKTopPSampler:
-    """A ``sampler.Sampler``. temperature 0 is arg-max."""
+    """A ``sampler.Sampler``. temperature 0 is arg-max.
+
+    usual: the temperature that the model's release speaks with; a request's counts in it, so 1 is the usual one in every family.
+    """
 
     history_size = HISTORY
 
+    def __init__(self, usual: float) -> None:
+        self._usual = usual
+
     def choose(self, log_probs: Tensor, state: SamplerState, slots: Tensor) -> Tensor:
         greedy = state.temperature[slots] < SMALLEST_TEMPERATURE
-        scores = log_probs / torch.where(greedy, 1.0, state.temperature[slots])[:, None]
+        scores = log_probs / torch.where(greedy, 1.0, self._usual * state.temperature[slots])[:, None]
         probs = torch.softmax(kept_scores(scores, state.top_k[slots], state.top_p[slots], state.top_k_in_use), dim=-1)
         chosen = draw(probs, uniforms(state.key[slots], state.num_decided[slots])[:, 0])
         return torch.where(greedy, log_probs.argmax(dim=-1), chosen)
@@ -54,9 +69,9 @@ class PhasedSampler:
 
     history_size = HISTORY
 
-    def __init__(self, phases: Sequence[range], device: torch.device) -> None:
+    def __init__(self, phases: Sequence[range], usual: float, device: torch.device) -> None:
         self._bounds = torch.tensor([(phase.start, phase.stop) for phase in phases], device=device)
-        self._inner = TopKTopPSampler()
+        self._inner = TopKTopPSampler(usual)
 
     def choose(self, log_probs: Tensor, state: SamplerState, slots: Tensor) -> Tensor:
         bounds = self._bounds[state.num_decided[slots].clamp(max=len(self._bounds) - 1)]

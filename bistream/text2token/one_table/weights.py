@@ -1,12 +1,12 @@
 """``model.safetensors`` of a one-table model in, the tensors of the torch engine out. Strict: every key and shape, and no other key.
 
-The file is float32, whatever its ``config.json`` says. The engine's embedding is the table and, behind it, its rows of speech once more, in
-the order of ``TokenSpace``; its head is a copy of rows of the table: of the whole vocabulary only what can be sampled is scored.
+The file is float32, whatever its ``config.json`` says. The engine's embedding is the table and, behind it, its rows of voices and speech
+once more (``OneTableConfig``); its head is a copy of rows of the table: of the whole vocabulary only what can be sampled is scored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ TABLE = "model.embed_tokens.weight"
 def expected_shapes(config: OneTableConfig) -> dict[str, tuple[int, ...]]:
     """Every key of the file with its shape: 290 for 24 layers. There is no ``lm_head``."""
     hidden, key_size = config.hidden_size, config.num_key_value_heads * config.head_size
-    shapes: dict[str, tuple[int, ...]] = {TABLE: (config.text_vocab_size, hidden), "model.norm.weight": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {TABLE: (config.table_size, hidden), "model.norm.weight": (hidden,)}
     for index in range(config.num_hidden_layers):
         layer = f"model.layers.{index}"
         for name, size in (("q", hidden), ("k", key_size), ("v", key_size)):
@@ -46,19 +46,22 @@ def speech_rows(config: OneTableConfig) -> list[int]:
     return [*config.tokens.ids("bicodec_semantic"), config.tokens.stop]
 
 
-def build_weights(
-    state: Mapping[str, Tensor], config: OneTableConfig, head: Sequence[int], device: torch.device, dtype: torch.dtype
-) -> ModelWeights:
-    """head: rows of the table that are scored. Raises ``CheckpointError`` for a missing, extra or misshapen key."""
+def voice_rows(config: OneTableConfig) -> list[int]:
+    """Those that a voice is sampled from. The id at the end is never allowed."""
+    return [*(row for rows in config.voice_rows for row in rows), config.tokens.stop]
+
+
+def build_weights(state: Mapping[str, Tensor], config: OneTableConfig, device: torch.device, dtype: torch.dtype) -> ModelWeights:
+    """With the head of speech. Raises ``CheckpointError`` for a missing, extra or misshapen key."""
     check_state_dict(FILE_NAME, state, expected_shapes(config))
 
     def plain(*keys: str) -> Tensor:
         parts = [state[key].to(device=device, dtype=dtype) for key in keys]
         return torch.cat(parts) if len(parts) > 1 else parts[0].clone()
 
-    rows = state[TABLE][list(head)]
+    table, head = state[TABLE], speech_rows(config)
     return ModelWeights(
-        embedding=torch.cat((plain(TABLE), rows.to(device=device, dtype=dtype))),
+        embedding=torch.cat((table, table[voice_rows(config)[:-1]], table[head])).to(device=device, dtype=dtype),
         layers=tuple(
             LayerWeights(
                 input_norm=plain(f"{layer}.input_layernorm.weight"),
@@ -72,17 +75,8 @@ def build_weights(
             for layer in (f"model.layers.{index}" for index in range(config.num_hidden_layers))
         ),
         final_norm=plain("model.norm.weight"),
-        head_weight=rows.to(device=device, dtype=torch.float32),
-        head_bias=torch.zeros(len(rows), device=device),
-    )
-
-
-def with_head(weights: ModelWeights, config: OneTableConfig, head: Sequence[int]) -> ModelWeights:
-    """The same body, whose tensors are shared, with other rows of the table scored."""
-    table = weights.embedding[: config.text_vocab_size]
-    rows = table[list(head)]
-    return ModelWeights(
-        torch.cat((table, rows)), weights.layers, weights.final_norm, rows.float(), torch.zeros(len(rows), device=rows.device)
+        head_weight=table[head].to(device=device, dtype=torch.float32),
+        head_bias=torch.zeros(len(head), device=device),
     )
 
 
