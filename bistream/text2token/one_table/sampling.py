@@ -20,12 +20,12 @@ HISTORY = 1  # decided ids that are kept; none is looked at
 
 def kept_scores(scores: Tensor, top_k: Tensor, top_p: Tensor, width: int) -> Tensor:
     """scores [n, V], divided by the temperature; top_k int64 [n], at most ``width``; top_p [n] -> the same with minus infinity for what is
-    left out. A ``top_k`` above V leaves out nothing.
+    left out. A ``top_k`` above V leaves out nothing; that of a padding row is 0.
 
     Source: TopKLogitsWarper and TopPLogitsWarper of transformers 4.46 (generation/logits_process.py).
     """
     best = scores.topk(min(width, scores.shape[-1]), dim=-1).values
-    last = best.gather(1, top_k.clamp(max=best.shape[-1])[:, None] - 1)
+    last = best.gather(1, top_k.clamp(1, best.shape[-1])[:, None] - 1)
     scores = scores.masked_fill(scores < last, -torch.inf)
     ascending, order = torch.sort(scores, dim=-1)
     left_out = ascending.softmax(dim=-1).cumsum(dim=-1) <= _rest_of(top_p)[:, None]

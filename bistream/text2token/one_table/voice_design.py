@@ -57,10 +57,11 @@ class VoiceDesigner:
         """
         tokens = self._sizes.tokens
         prompt = labels_prompt(tokens, self._encode, request.text, request.labels)
-        most = self._engine.capabilities.max_sequence_ids
         needed = len(prompt) + NUM_GLOBAL + ACOUSTIC_VALUES + 3
-        if needed > most:
-            raise InvalidInputError(f"A voice is made from a text of at most {most - needed + len(prompt)} tokens; send a shorter one.")
+        surplus = needed - self._engine.capabilities.max_sequence_ids
+        if surplus > 0:
+            most = len(self._encode(request.text)) - surplus
+            raise InvalidInputError(f"A voice is made from a text of at most {most} tokens; send a shorter one.")
         return _Making(self._engine, request, self._sizes, made).begin([*prompt, tokens.id("start_acoustic_token")], needed)
 
     def make(self, request: VoiceRequest) -> SpeakerTokens:
