@@ -133,11 +133,8 @@ TINY_SPARK = OneTableSize(
     ),
 )
 FULL_SPARK = OneTableSize(SPARK, OneTableConfig.of({"vocab_size": 166_000}, RELEASED, SPARK))
-FAMILY_SIZES: dict[str, Mapping[str, CheckpointSize | OneTableSize]] = {
-    COSYVOICE2.name: SIZES,
-    COSYVOICE3.name: {"tiny": TINY3, "full": FULL3},
-    SPARK.name: {"tiny": TINY_SPARK, "full": FULL_SPARK},
-}
+FAMILY_SIZES = {COSYVOICE2.name: SIZES, COSYVOICE3.name: {"tiny": TINY3, "full": FULL3}}
+ONE_TABLE_SIZES = {SPARK.name: {"tiny": TINY_SPARK, "full": FULL_SPARK}}
 
 PARTIAL_SUFFIX = ".partial"
 DEFAULT_SPEAKER_ID = "001"  # the key that upstream's Triton runtime looks up
@@ -155,11 +152,10 @@ def make_checkpoint(directory: Path, size: str = "tiny", seed: int = 0, device: 
     partial = Path(tempfile.mkdtemp(prefix=f"{directory.name}.", suffix=PARTIAL_SUFFIX, dir=directory.parent))
     try:
         partial.chmod(0o755)  # mkdtemp makes it private
-        sizes, drawer = FAMILY_SIZES[family][size], Drawer(seed, device)
-        if isinstance(sizes, OneTableSize):
-            _write_all(partial, _one_table_writers(sizes, drawer))
+        if family in ONE_TABLE_SIZES:
+            _write_all(partial, _one_table_writers(ONE_TABLE_SIZES[family][size], Drawer(seed, device)))
         else:
-            _write_files(partial, sizes, drawer)
+            _write_files(partial, FAMILY_SIZES[family][size], Drawer(seed, device))
         partial.rename(directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -237,7 +233,9 @@ def _arguments() -> argparse.Namespace:
         "architecture. spk2info.pt is made for CosyVoice2 alone.",
     )
     parser.add_argument("directory", type=Path, metavar="OUT", help="directory to make; must not exist")
-    parser.add_argument("--family", choices=sorted(FAMILY_SIZES), default=COSYVOICE2.name, help="whose files (default: %(default)s)")
+    parser.add_argument(
+        "--family", choices=sorted(FAMILY_SIZES | ONE_TABLE_SIZES), default=COSYVOICE2.name, help="whose files (default: %(default)s)"
+    )
     parser.add_argument("--size", choices=sorted(SIZES), default="tiny", help="network sizes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of all random numbers (default: %(default)s)")
     parser.add_argument(

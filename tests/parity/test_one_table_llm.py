@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 
+from bistream.checkpoints.one_table import OneTableConfig
+from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits
+from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.one_table.prompts import (
     GENDERS,
     LEVELS,
@@ -21,8 +25,12 @@ from bistream.text2token.one_table.prompts import (
 )
 from bistream.text2token.one_table.sampling import kept_scores
 from bistream.text2token.one_table.tokenizer import PlainTextTokenizer
-from bistream.text2token.one_table.weights import build_weights, expected_shapes, speech_rows
+from bistream.text2token.one_table.voice_design import VoiceDesigner, VoiceRequest
+from bistream.text2token.one_table.weights import build_weights, expected_shapes, speech_rows, voice_rows
 from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.torch_engine import TorchEngine
+from bistream.text2token.weights import ModelWeights
+from tests.fakes import RecordingSink, ScriptedSampler
 from tests.parity import golden_spark as golden
 from tests.parity.test_bicodec_tokens import sizes
 
@@ -139,6 +147,70 @@ def test_whole_sequences(case: dict[str, Any], model: Qwen2Model, tokenizer: Pla
         scores = table @ model.forward_dense(torch.tensor(prompt + decided))[-1]
         decided.append(_scripted(case["sampler"], scores, decided))
     assert decided == case["expected"]
+
+
+PICKS = Callable[[torch.Tensor, list[int]], int]
+
+
+def _engine(config: OneTableConfig, weights: ModelWeights, pick: PICKS) -> TorchEngine:
+    torch.set_num_threads(1)
+    settings = EngineSettings(max_sessions=1, max_rows=64, kv_cache_tokens=512, max_sequence_ids=512)
+    return TorchEngine(Qwen2Model(config, weights), settings, ScriptedSampler({"a": pick}), threaded=False)
+
+
+def _run(engine: TorchEngine) -> None:
+    while engine.step():
+        pass
+
+
+@pytest.mark.parametrize("name", ["clone", "clone_with_transcript", "control"])
+def test_whole_sequences_on_the_engine(name: str, model: Qwen2Model, tokenizer: PlainTextTokenizer) -> None:
+    """The same ids from heads that score only what can be sampled, through the paged cache; a voice of labels is made first."""
+    case = next(one for one in PIPELINE if one["name"] == name)
+    prompt, expected = list(case["prompt_ids"]), list(case["expected"])
+    decided: list[int] = []
+
+    def pick_of(rows: list[int]) -> PICKS:
+        def pick(log_probs: torch.Tensor, _: list[int]) -> int:
+            scores = torch.full((CONFIG.table_size,), -torch.inf)
+            scores[rows] = log_probs
+            decided.append(_scripted(case["sampler"], scores, decided))
+            return rows.index(decided[-1])
+
+        return pick
+
+    if name == "control":
+        rows = voice_rows(CONFIG)
+        head = model.weights.embedding[rows]
+        weights = replace(model.weights, head_weight=head, head_bias=torch.zeros(len(rows)))
+
+        def pick(log_probs: torch.Tensor, known: list[int]) -> int:
+            if not decided:
+                decided.append(TOKENS.id("start_acoustic_token"))
+            elif len(decided) == 3:
+                decided.extend((TOKENS.id("end_acoustic_token"), TOKENS.id("start_global_token")))
+            return pick_of(rows)(log_probs, known)
+
+        engine = _engine(CONFIG.of_voices, weights, pick)
+        arguments = case["arguments"]
+        labels = Labels(arguments["gender"], arguments["pitch"], arguments["speed"])
+        made: list[object] = []
+        designer = VoiceDesigner(engine, CONFIG, tokenizer.encode)
+        designer.begin(VoiceRequest("a", arguments["text"], labels, SamplingSpec(win_size=0)), made.append)
+        _run(engine)
+        (speaker,) = made
+        assert isinstance(speaker, SpeakerTokens) and speaker.global_tokens == tuple(case["global_tokens"])
+        prompt = clone_prompt(TOKENS, tokenizer.encode, arguments["text"], speaker)
+        assert prompt == [*case["prompt_ids"], *decided, TOKENS.id("end_global_token")]
+        decided.append(TOKENS.id("end_global_token"))
+    if name != "clone_with_transcript":
+        prompt += begin_speech(TOKENS, [])
+        decided.append(TOKENS.id("start_semantic_token"))
+    engine, sink = _engine(CONFIG, model.weights, pick_of(speech_rows(CONFIG))), RecordingSink()
+    engine.open("a", SamplingSpec(win_size=0), 512).turn(prompt, TurnLimits(100), sink)
+    _run(engine)
+    assert decided == expected and sink.result is not None and sink.result.end is TurnEnd.STOP
+    assert [model.space.speech_token(one) for one in sink.ids] == case["semantic"]
 
 
 def _scripted(sampler: dict[str, Any], scores: torch.Tensor, decided: list[int]) -> int:
