@@ -67,6 +67,8 @@ def _checksums(model_dir: Path, family: Family, is_own: bool) -> str:
             return "none to compare with, for it is no release"
         found = compare(model_dir, family.release, lambda name: waiting.goes_on(f"checksum of {name}"))
     release = f"{found.release.repo_id()} at {found.release.commit[:7]}"
+    if not found.different and not all(sha256 for _, sha256 in family.release.files.values()):
+        return f"none are published; all files of known size are as large as those of {found.release.repo_id()}"
     if not found.different:
         return f"all files are those of {release}"
     others = f"{', '.join(found.equal)} are" if found.equal else "no file is"
