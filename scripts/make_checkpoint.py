@@ -1,6 +1,6 @@
 """Make a model directory with random weights: every file of the released one, in its format and key names.
 
-Two families, each in two sizes: ``tiny`` loads in a moment and speaks faster than real time on two CPU cores (tests, the demo);
+Three families, each in two sizes: ``tiny`` loads in a moment and speaks faster than real time on two CPU cores (tests, the demo);
 ``full`` has the released shapes (benchmarks). Its speech is noise. Same seed, same tensors.
 
 Example:  python scripts/make_checkpoint.py --size tiny build/tiny_checkpoint
@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,12 +34,17 @@ from bistream.checkpoints.config import (
     LanguageModelConfig,
     VocoderConfig,
 )
+from bistream.checkpoints.one_table import RELEASED, OneTableConfig
+from bistream.families.bicodec_tokens import BiCodecTokens
 from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.families.cosyvoice3 import COSYVOICE3
+from bistream.families.family import Family
+from bistream.families.spark import SPARK
 from bistream.mel2wav import factory as vocoder
 from bistream.text2token import weights as language_model_weights
 from bistream.token2mel import factory as flow
 from bistream.voice import campplus_network, s3_network
+from scripts import _one_table_files
 from scripts._campplus_model import campplus_model
 from scripts._checkpoint_text import checkpoint_yaml, qwen2_config_json
 from scripts._onnx_models import speech_tokenizer_model
@@ -102,7 +107,34 @@ TINY_DIT = DitFlowConfig(dit=DitConfig(dim=64, depth=2, heads=4, dim_head=16), l
 TINY_CAUSAL_HIFT = CausalVocoderConfig(base_channels=48, f0_channels=32)
 TINY3 = _of_cosyvoice3(TINY, TINY_DIT, TINY_CAUSAL_HIFT, tokenizer_layers=2)
 FULL3 = _of_cosyvoice3(FULL, DitFlowConfig(), CausalVocoderConfig(), COSYVOICE3.tokenizer_layers)
+
+
+@dataclass(frozen=True)
+class OneTableSize:
+    """Sizes of a model with one table of text and speech."""
+
+    family: Family
+    language_model: OneTableConfig
+
+
+TINY_SPARK = OneTableSize(
+    SPARK,
+    OneTableConfig.of(
+        {
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 2560,
+        },
+        BiCodecTokens(first=512, num_global=256, num_semantic=512),
+        SPARK,
+    ),
+)
+FULL_SPARK = OneTableSize(SPARK, OneTableConfig.of({"vocab_size": 166_000}, RELEASED, SPARK))
 FAMILY_SIZES = {COSYVOICE2.name: SIZES, COSYVOICE3.name: {"tiny": TINY3, "full": FULL3}}
+ONE_TABLE_SIZES = {SPARK.name: {"tiny": TINY_SPARK, "full": FULL_SPARK}}
 
 PARTIAL_SUFFIX = ".partial"
 DEFAULT_SPEAKER_ID = "001"  # the key that upstream's Triton runtime looks up
@@ -120,7 +152,10 @@ def make_checkpoint(directory: Path, size: str = "tiny", seed: int = 0, device: 
     partial = Path(tempfile.mkdtemp(prefix=f"{directory.name}.", suffix=PARTIAL_SUFFIX, dir=directory.parent))
     try:
         partial.chmod(0o755)  # mkdtemp makes it private
-        _write_files(partial, FAMILY_SIZES[family][size], Drawer(seed, device))
+        if family in ONE_TABLE_SIZES:
+            _write_all(partial, _one_table_writers(ONE_TABLE_SIZES[family][size], Drawer(seed, device)))
+        else:
+            _write_files(partial, FAMILY_SIZES[family][size], Drawer(seed, device))
         partial.rename(directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -145,8 +180,22 @@ def _write_files(directory: Path, size: CheckpointSize, drawer: Drawer) -> None:
     }
     if size.has_speaker_table:
         writers["spk2info.pt"] = lambda path: torch.save({DEFAULT_SPEAKER_ID: _random_speaker(config, drawer)}, path)
+    _write_all(directory, writers)
+
+
+def _one_table_writers(size: OneTableSize, drawer: Drawer) -> dict[str, Callable[[Path], object]]:
+    """All files of the directory, by name."""
+    return {
+        **_one_table_files.codec_sizes(size.language_model),  # to be replaced by all files of the codec
+        **_one_table_files.writers(size.language_model, size.family.text_directory, drawer),
+    }
+
+
+def _write_all(directory: Path, writers: Mapping[str, Callable[[Path], object]]) -> None:
     for name, write in tqdm(writers.items(), desc="drawing weights", unit="file", leave=False, delay=2, disable=None):
+        (directory / name).parent.mkdir(exist_ok=True)
         write(directory / name)
+        (directory / name).chmod(0o644)  # some writers make it private
 
 
 def _random_speech_tokenizer(size: CheckpointSize, drawer: Drawer) -> onnx.ModelProto:
@@ -184,7 +233,9 @@ def _arguments() -> argparse.Namespace:
         "architecture. spk2info.pt is made for CosyVoice2 alone.",
     )
     parser.add_argument("directory", type=Path, metavar="OUT", help="directory to make; must not exist")
-    parser.add_argument("--family", choices=sorted(FAMILY_SIZES), default=COSYVOICE2.name, help="whose files (default: %(default)s)")
+    parser.add_argument(
+        "--family", choices=sorted(FAMILY_SIZES | ONE_TABLE_SIZES), default=COSYVOICE2.name, help="whose files (default: %(default)s)"
+    )
     parser.add_argument("--size", choices=sorted(SIZES), default="tiny", help="network sizes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of all random numbers (default: %(default)s)")
     parser.add_argument(

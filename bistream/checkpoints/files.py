@@ -16,10 +16,10 @@ _LANGUAGE_MODEL = re.compile(r"^llm: *!new:[\w.]*\.(\w+)", re.MULTILINE)  # upst
 
 
 def family_of(model_dir: str | Path) -> Family:
-    """The family whose yaml the directory has; the yaml names the class of its language model, which is compared.
+    """The family whose yaml the directory has; the yaml may name the class of its language model, which is compared.
 
-    Without a yaml, the family whose speech tokenizer it has, or ``DEFAULT_FAMILY``: a missing yaml is reported elsewhere. Raises
-    ``CheckpointError`` for a directory of a predecessor, which has files of the same names, and for a yaml of another family.
+    Without a yaml, ``family_of_names``: a missing yaml is reported elsewhere. Raises ``CheckpointError`` for a
+    directory of a predecessor, which has files of the same names, and for a yaml of another family.
     """
     if not str(model_dir):  # a process that is given none
         return DEFAULT_FAMILY
@@ -41,11 +41,18 @@ def family_of(model_dir: str | Path) -> Family:
 
 
 def family_of_names(names: set[str]) -> Family:
-    """The family of a directory with these files, by their names alone: of the yaml, else of the speech tokenizer; else the default."""
+    """The family of a directory with these files, or files and folders, by their names alone: of the yaml, else of the speech tokenizer,
+    else of a folder; else the default."""
     for family in FAMILIES:
         if names & set(family.yaml_names):
             return family
-    return next((family for family in FAMILIES if family.speech_tokenizer_file in names), DEFAULT_FAMILY)
+    tops = {name.split("/")[0] for name in names}
+    by_tokenizer = (family for family in FAMILIES if family.speech_tokenizer_file in names)
+    return next(by_tokenizer, next((family for family in FAMILIES if tops & _folders_of(family)), DEFAULT_FAMILY))
+
+
+def _folders_of(family: Family) -> set[str]:
+    return {name.split("/")[0] for names in family.required_files for name in names if "/" in name}
 
 
 def _title_of(language_model: str) -> str | None:

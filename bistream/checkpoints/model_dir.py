@@ -25,7 +25,9 @@ def check_model_dir(model_dir: Path) -> CheckpointConfig:
             raise CheckpointError(f"{model_dir} has no {names[0]}; {_advice(model_dir, family.repository)}")
         for name in present:
             check_whole(model_dir / name)
-    _check_json(model_dir / family.text_directory / "vocab.json")
+    for name in family.text_files:
+        if name.endswith(".json"):
+            _check_json(model_dir / name)
     return read_config(model_dir)
 
 

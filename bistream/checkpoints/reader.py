@@ -1,5 +1,7 @@
 """Reads a model directory: sizes from its family's yaml and ``config.json``, tensors from ``.pt`` files.
 
+Of a family without flow and vocoder these keep their defaults in ``CheckpointConfig`` and describe nothing.
+
 The yaml is HyperPyYAML: its tags name upstream's classes. It is parsed as data (a tagged mapping becomes a dict with the
 class under ``__class__``), so no upstream code is imported. ``torch`` is imported only where tensors are read.
 """
@@ -17,8 +19,10 @@ import yaml
 
 from bistream.checkpoints.config import CheckpointConfig
 from bistream.checkpoints.files import check_content, family_of
+from bistream.checkpoints.one_table import OneTableConfig, one_table_config
 from bistream.checkpoints.sizes import FLOWS, VOCODERS, language_model_config
 from bistream.errors import CheckpointError
+from bistream.families.family import Family
 
 if TYPE_CHECKING:
     import torch
@@ -116,6 +120,8 @@ def read_config(model_dir: str | Path) -> CheckpointConfig:
     """
     family = family_of(model_dir)
     yaml_path = find_file(model_dir, *family.yaml_names)
+    if family.flow is None or family.vocoder is None:
+        return CheckpointConfig(_one_table(yaml_path, model_dir, family), family=family)
     sections = read_yaml(yaml_path)
     qwen_path = find_file(model_dir, f"{family.text_directory}/config.json")
     try:
@@ -133,6 +139,17 @@ def read_config(model_dir: str | Path) -> CheckpointConfig:
         ) from error
     _check_fixed_sizes(yaml_path.name, config)
     return config
+
+
+def _one_table(codec_path: Path, model_dir: str | Path, family: Family) -> OneTableConfig:
+    """codec_path: of the audio tokenizer's yaml, which says how many codes there are. Raises as ``read_config``."""
+    paths = [find_file(model_dir, name) for name in (f"{family.text_directory}/config.json", "config.yaml")]
+    try:
+        qwen, audio, codec = (yaml.load(path.read_text(encoding="utf-8"), Loader=_DataLoader) for path in (*paths, codec_path))
+        return one_table_config(qwen, codec, audio, family)
+    except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
+        names = ", ".join(path.relative_to(model_dir).as_posix() for path in (*paths, codec_path))
+        raise CheckpointError(f"{names} could not be interpreted ({_one_line(error)}); restore them from the released model.") from error
 
 
 def _check_fixed_sizes(yaml_name: str, config: CheckpointConfig) -> None:

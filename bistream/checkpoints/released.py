@@ -20,12 +20,15 @@ class Comparison:
 
 
 def compare(model_dir: Path, release: Release, before_file: Callable[[str], None] = lambda name: None) -> Comparison:
-    """Reads the files whose size is the released one: 3 GB take some seconds. before_file: called with the name of each of those."""
+    """Reads the files whose size is the released one: 3 GB take some seconds. before_file: called with the name of each of those.
+
+    Of a file whose hash is not known the size decides.
+    """
     equal = list[str]()
     for name, (size, sha256) in release.files.items():
         path = model_dir / name
         if path.is_file() and path.stat().st_size == size:
             before_file(name)
-            if hash_file(path)[0] == sha256:
+            if not sha256 or hash_file(path)[0] == sha256:
                 equal.append(name)
     return Comparison(release, tuple(equal), tuple(name for name in release.files if name not in equal))

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import onnx
+import torch
 
 from bistream.checkpoints.config import CheckpointConfig
 from bistream.checkpoints.download import check_directory
 from bistream.checkpoints.listing import DownloadError
 from bistream.checkpoints.model_card import read_model_card
 from bistream.checkpoints.model_dir import check_model_dir
+from bistream.checkpoints.one_table import OneTableConfig
 from bistream.checkpoints.reader import check_state_dict, load_state_dict
 from bistream.checkpoints.released import compare
 from bistream.commands.waiting import Waiting
@@ -20,6 +22,8 @@ from bistream.families.family import Family
 from bistream.mel2wav import weights as vocoder
 from bistream.mel2wav.factory import expected_shapes as vocoder_shapes
 from bistream.text2token import weights as language_model
+from bistream.text2token.one_table import weights as one_table
+from bistream.text2token.one_table.tokenizer import read_tokenizer
 from bistream.token2mel import factory as flow_factory
 from bistream.token2mel import weights as flow
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
@@ -32,12 +36,19 @@ def describe(model_dir: Path) -> Iterator[str]:
     yield f"model family: {sizes.family.title}"
     if card.title:
         yield f"what it is: {card.title}"
+    if sizes.family.release.licence:
+        yield f"licence of the weights: {sizes.family.release.licence}"
     yield f"languages: {', '.join(sorted(card.languages)) or 'those of the release'}"
     yield f"instructions (instruct_text): {'understood' if card.can_be_instructed else 'not understood'}"
     for names in sizes.family.required_files:
         path = next(model_dir / name for name in names if (model_dir / name).is_file())
         yield f"{path.relative_to(model_dir).as_posix():36}{path.stat().st_size:>16,} bytes"
     yield f"checksums: {_checksums(model_dir, sizes.family, is_own=bool(card.title))}"
+    if isinstance(sizes.language_model, OneTableConfig):
+        with Waiting("reading the language model"):
+            sentence = _one_table(model_dir, sizes.language_model, sizes.family)
+        yield sentence
+        return
     yield from _weights(model_dir, sizes)
     yield _graph(model_dir / SPEAKER_ENCODER_FILE, 1)
     yield _graph(model_dir / sizes.family.speech_tokenizer_file, 2)
@@ -56,6 +67,8 @@ def _checksums(model_dir: Path, family: Family, is_own: bool) -> str:
             return "none to compare with, for it is no release"
         found = compare(model_dir, family.release, lambda name: waiting.goes_on(f"checksum of {name}"))
     release = f"{found.release.repo_id()} at {found.release.commit[:7]}"
+    if not found.different and not all(sha256 for _, sha256 in family.release.files.values()):
+        return f"none are published; all files of known size are as large as those of {found.release.repo_id()}"
     if not found.different:
         return f"all files are those of {release}"
     others = f"{', '.join(found.equal)} are" if found.equal else "no file is"
@@ -74,10 +87,18 @@ def _weights(model_dir: Path, sizes: CheckpointConfig) -> Iterator[str]:
         yield sentence
 
 
+def _one_table(model_dir: Path, sizes: OneTableConfig, family: Family) -> str:
+    """Its tokenizer, too."""
+    read_tokenizer(model_dir, family.text_directory, sizes.tokens)
+    return _checked(one_table.FILE_NAME, one_table.load_state(model_dir, family.text_directory), one_table.expected_shapes(sizes))
+
+
 def _file(model_dir: Path, name: str, shapes: Mapping[str, tuple[int, ...]]) -> str:
     state = load_state_dict(model_dir / name)
-    if name == vocoder.FILE_NAME:
-        state = vocoder.canonical_keys(state)
+    return _checked(name, vocoder.canonical_keys(state) if name == vocoder.FILE_NAME else state, shapes)
+
+
+def _checked(name: str, state: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]]) -> str:
     check_state_dict(name, state, shapes)
     for key, tensor in state.items():
         if not bool(tensor.isfinite().all()):

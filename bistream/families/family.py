@@ -16,6 +16,7 @@ class SpeechRows:
     num_scored: rows that the engine's head scores; a sampled one ends a turn. ``sos`` and ``task`` behind them are the rows of a
     table of their own (``llm_embedding``).
     num_stored: rows of the checkpoint's head. Those from ``num_scored`` on mean nothing anywhere in training, and are not loaded.
+    Where the family's sequences know no sos, task or fill, these are the row of eos: nothing asks for them.
     names: the ids that mean something, first to last, as upstream writes them in the tokenizer of its merged checkpoint.
     """
 
@@ -86,7 +87,8 @@ class BlockLayout:
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """The released checkpoint. owners: by hub, of the repository. files: name -> (bytes, SHA-256) of every file that the server reads.
+    """The released checkpoint. owners: by hub, of the repository. files: name -> (bytes, SHA-256) of every file that the server reads and
+    whose size is known; the hash is empty where it is not. licence: of the weights, where it restricts their use.
 
     Not read from the files themselves, but from public projects that pin them and agree with each other on all of them (November 2026). So
     a difference is reported, not treated as an error: there may be other revisions, and fine-tuned checkpoints are meant to differ.
@@ -96,21 +98,28 @@ class Release:
     owners: Mapping[str, str]
     commit: str
     files: Mapping[str, tuple[int, str]]
+    licence: str = ""
 
     def repo_id(self, hub: str = "huggingface") -> str:
         return f"{self.owners[hub]}/{self.repository}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Family:
-    """name: ``model_family`` in the models' metadata. language_model: upstream's class in the yaml.
+    """What every family has, and then what only some have, with a value that means none.
+
+    name: ``model_family`` in the models' metadata. yaml_names: the file that tells the family; of several names one is enough.
+    text_directory: folder of the language model's configuration and of ``tokenizer_files``. network_files: all others that the server
+    reads, beside ``speech_tokenizer_file``.
 
     base_tokens, added_tokens: special tokens of the text tokenizer, in the order of their ids; a directory may declare others in place of
-    the former. spoken_tokens: those of them that stand for speech as letters do. tokenizer_version: in the yaml, where upstream has it.
-    text_directory: folder of the language model's configuration and tokenizer. default_instruction: what stands before
-    ``<|endofprompt|>`` where a request has no instruction; empty: the prompt needs none.
-    silent_tokens: speech tokens of silence; of a longer run than ``silence.LONGEST_RUN`` the rest is not spoken. mel_high_hz: upper end
-    of the flow's conditioning mel. tokenizer_norm_eps: of the speech tokenizer's LayerNorms before attention.
+    the former. spoken_tokens: those of them that stand for speech as letters do. default_instruction: what stands before
+    ``<|endofprompt|>`` where a request has no instruction; empty: the prompt needs none. silent_tokens: speech tokens of silence; of a
+    longer run than ``silence.LONGEST_RUN`` the rest is not spoken.
+
+    flow, vocoder: the networks between tokens and audio; None: the family has others, and nothing below applies to it. language_model:
+    upstream's class in the yaml. tokenizer_version: in the yaml, where upstream has it. mel_high_hz: upper end of the flow's conditioning
+    mel. tokenizer_norm_eps: of the speech tokenizer's LayerNorms before attention.
     """
 
     name: str
@@ -120,21 +129,25 @@ class Family:
     blocks: BlockLayout
     yaml_names: tuple[str, ...]
     text_directory: str
-    language_model: str
-    rows: SpeechRows
-    head_has_bias: bool
-    base_tokens: tuple[str, ...]
-    added_tokens: tuple[str, ...]
-    spoken_tokens: frozenset[str]
-    tokenizer_version: str
-    default_instruction: str
-    silent_tokens: frozenset[int]
+    tokenizer_files: tuple[str, ...] = ("vocab.json", "merges.txt", "tokenizer_config.json")
     speech_tokenizer_file: str
-    tokenizer_norm_eps: float
-    tokenizer_layers: int
-    mel_high_hz: float
-    flow: FlowKind
-    vocoder: VocoderKind
+    network_files: tuple[str, ...] = ("llm.pt", "flow.pt", "hift.pt", "campplus.onnx")
+    rows: SpeechRows
+
+    head_has_bias: bool = False
+    base_tokens: tuple[str, ...] = ()
+    added_tokens: tuple[str, ...] = ()
+    spoken_tokens: frozenset[str] = frozenset()
+    default_instruction: str = ""
+    silent_tokens: frozenset[int] = frozenset()
+
+    flow: FlowKind | None = None
+    vocoder: VocoderKind | None = None
+    language_model: str = ""
+    tokenizer_version: str = ""
+    tokenizer_norm_eps: float = 0.0
+    tokenizer_layers: int = 0
+    mel_high_hz: float = 0.0
 
     @property
     def repository(self) -> str:
@@ -144,10 +157,9 @@ class Family:
     @property
     def text_files(self) -> tuple[str, ...]:
         """Of the language model's configuration and tokenizer."""
-        return tuple(f"{self.text_directory}/{name}" for name in ("config.json", "vocab.json", "merges.txt", "tokenizer_config.json"))
+        return tuple(f"{self.text_directory}/{name}" for name in ("config.json", *self.tokenizer_files))
 
     @property
     def required_files(self) -> tuple[tuple[str, ...], ...]:
         """Files of a model directory that the server reads; of the names in one tuple one is enough."""
-        networks = ("llm.pt", "flow.pt", "hift.pt", "campplus.onnx", self.speech_tokenizer_file)
-        return (self.yaml_names, *((name,) for name in (*networks, *self.text_files)))
+        return (self.yaml_names, *((name,) for name in (*self.network_files, self.speech_tokenizer_file, *self.text_files)))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.families.cosyvoice3 import COSYVOICE3
+from bistream.families.spark import SPARK
 
-FAMILIES = (COSYVOICE2, COSYVOICE3)
+FAMILIES = (COSYVOICE2, COSYVOICE3, SPARK)
 DEFAULT_FAMILY = COSYVOICE2  # where a process is given no model directory, or one that does not tell
 
 # Predecessors whose files have the same names: by the class of the language model in the yaml, and by a file.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from bistream.checkpoints.config import LanguageModelConfig
 from bistream.checkpoints.model_card import ModelCard, read_model_card
+from bistream.checkpoints.one_table import OneTableConfig
 from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError
@@ -30,7 +31,8 @@ class LanguageModelParts:
     """sizes: those of the checkpoint; its sampling values are a session's defaults.
 
     tiers: the tier that serves each of the engine's networks; empty where the engine decides that itself.
-    family: its prompts, and which speech tokens are silence. card: how much it speaks in one sequence.
+    family: its prompts, and which speech tokens are silence. card: how much it speaks in one sequence. voices: of families whose
+    language model makes voices, the engine that does so.
     """
 
     tokenizer: TextTokenizer
@@ -39,12 +41,15 @@ class LanguageModelParts:
     tiers: tuple[TierChoice, ...] = ()
     family: Family = DEFAULT_FAMILY
     card: ModelCard = ModelCard()
+    voices: Engine | None = None
 
 
 def load_parts(config: RuntimeConfig, recorder: Recorder | None = None) -> LanguageModelParts:
     """Raises ``CheckpointError`` naming a file that is missing, damaged or does not fit, or ``ConfigError``."""
     checkpoint = read_config(config.model_dir)
     sizes = checkpoint.language_model
+    if isinstance(sizes, OneTableConfig):
+        return _one_table_parts(config, sizes, checkpoint.family, recorder)
     with phase("tokenizer of the text"):
         tokenizer = TextTokenizer.from_model_dir(config.model_dir)
     if tokenizer.size > sizes.text_vocab_size:
@@ -55,6 +60,15 @@ def load_parts(config: RuntimeConfig, recorder: Recorder | None = None) -> Langu
     card = read_model_card(config.model_dir)
     engine, tiers = make_engine(config, recorder)
     return LanguageModelParts(tokenizer, sizes, engine, tiers, checkpoint.family, card)
+
+
+def _one_table_parts(config: RuntimeConfig, sizes: OneTableConfig, family: Family, recorder: Recorder | None) -> LanguageModelParts:
+    with phase("imports"):
+        from bistream.text2token.one_table.loading import load_model  # noqa: PLC0415  (loads torch)
+
+    card = read_model_card(config.model_dir)
+    model = load_model(config, sizes, family, recorder)
+    return LanguageModelParts(model.tokenizer, sizes, model.speech, model.tiers, family, card, model.voices)
 
 
 def make_engine(config: RuntimeConfig, recorder: Recorder | None = None) -> tuple[Engine, tuple[TierChoice, ...]]:

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from bistream.checkpoints.one_table import OneTableConfig
 from bistream.config import RuntimeConfig
 from bistream.contract.checks import check_instruction_length, check_transcript_length
 from bistream.contract.ended_sessions import EndedSessions
@@ -38,10 +39,11 @@ from bistream.text.prompt_form import make_prompt_form, own_instruction
 from bistream.text2token.engine import FAILED_SENTENCE, TokenSpace
 from bistream.text2token.factory import LanguageModelParts, load_parts
 from bistream.text2token.layout import TokenLayout
+from bistream.text2token.one_table.layouts import SentenceLayouts, VoicedPrompt
 from bistream.text2token.requested_sampling import make_sampling_spec
 from bistream.text2token.runaway import KINDS, Runaway
 from bistream.text2token.sequence_series import OUTCOMES, Outcome, SequenceSeries
-from bistream.text2token.session_layout import PromptIds, SessionLayouts
+from bistream.text2token.session_layout import SessionLayouts
 from bistream.text2token.silence import SilenceThinning
 from bistream.text2token.text_session import MessageSink, TextSession
 from bistream.types import GenerationOptions, IntArray
@@ -55,6 +57,7 @@ EXPIRE_INTERVAL_S = 0.5  # between checks for expired leases
 @dataclass(frozen=True)
 class LanguageModelStart:
     """text: UTF-8, may end inside a character unless ``is_end``. prompt_speech_tokens: int32 [P], raw codes of the reference.
+    speaker: numbers of the voice, of families whose language model is told of it (``one_table.prompts.SpeakerTokens``).
     options: an empty ``instruct_text`` is none; without ``text_normalization``, ``RuntimeConfig.text_normalization`` counts."""
 
     session_id: str
@@ -63,6 +66,7 @@ class LanguageModelStart:
     prompt_text: str
     prompt_speech_tokens: IntArray
     options: GenerationOptions = GenerationOptions()
+    speaker: tuple[int, ...] = ()
 
 
 class SpeechTokenService:
@@ -84,7 +88,12 @@ class SpeechTokenService:
         sizes = self._parts.sizes
         self._space = TokenSpace.of(sizes)
         longest = self._parts.engine.capabilities.max_sequence_ids
-        self._layouts = SessionLayouts(self._parts, min(config.max_session_tokens, sizes.max_position_embeddings, longest))
+        max_ids = min(config.max_session_tokens, sizes.max_position_embeddings, longest)
+        self._layouts: SessionLayouts | SentenceLayouts = (
+            SentenceLayouts(sizes, self._parts.tokenizer, max_ids)
+            if isinstance(sizes, OneTableConfig)
+            else SessionLayouts(self._parts, max_ids)
+        )
         self._sessions: dict[str, TextSession] = {}
         self._ended = EndedSessions()
         self._runaway_window = round(config.runaway_s * sizes.tokens_per_second)
@@ -182,6 +191,8 @@ class SpeechTokenService:
         if self._timer is not None:
             self._timer.join()
         self._parts.engine.close()
+        if self._parts.voices is not None:
+            self._parts.voices.close()
 
     @property
     def num_sessions(self) -> int:
@@ -207,7 +218,7 @@ class SpeechTokenService:
         instruction, text = own_instruction(self._parts.family.default_instruction, request.text)
         return replace(request, text=text, options=replace(request.options, instruct_text=instruction)), len(instruction)
 
-    def _check_prompt(self, request: LanguageModelStart, normalization: str) -> PromptIds:
+    def _check_prompt(self, request: LanguageModelStart, normalization: str) -> VoicedPrompt:
         """The numbers of an instruction are never read out. Raises ``InvalidInputError``."""
         tokens = request.prompt_speech_tokens
         num_codes = self._space.speech_token_size
@@ -221,7 +232,7 @@ class SpeechTokenService:
         special = frozenset(self._parts.tokenizer.special_tokens)
         transcript = prepare_prompt(form.transcript, normalization, special, is_spoken=True)
         instruction = prepare_prompt(form.instruction, normalization, special, is_spoken=False)
-        return PromptIds(encode(instruction), encode(transcript), prompt_speech if form.has_speech else [])
+        return VoicedPrompt(encode(instruction), encode(transcript), prompt_speech if form.has_speech else [], request.speaker)
 
     def _count_runaway(self, kind: Runaway, outcome: Outcome) -> None:
         self._runaways[kind, outcome].inc()

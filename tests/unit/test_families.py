@@ -24,6 +24,7 @@ from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.families.family import BlockLayout, Family
 from bistream.families.registry import FAMILIES
+from bistream.families.spark import SPARK
 from bistream.hops.policy import HopPolicy, HopProgress
 from bistream.sessions.playback import Playback, SpokenEffort, SpokenText
 from bistream.types import SpeechTokens
@@ -56,10 +57,17 @@ QWEN2, COSYVOICE3_LM = "llm: !new:cosyvoice.llm.llm.Qwen2LM\n", "llm: !new:cosyv
         ({"cosyvoice3.yaml": COSYVOICE3_LM, "speech_tokenizer_v2.onnx": ""}, COSYVOICE3),
         ({"speech_tokenizer_v3.onnx": ""}, COSYVOICE3),
         ({"llm.pt": ""}, COSYVOICE2),
+        ({"cosyvoice3.yaml": COSYVOICE3_LM, "CosyVoice-BlankEN/config.json": "", "config.yaml": ""}, COSYVOICE3),
+        ({"CosyVoice-BlankEN/config.json": ""}, COSYVOICE2),
+        ({"config.yaml": "", "BiCodec/config.yaml": ""}, SPARK),
+        ({"LLM/config.json": ""}, SPARK),
+        ({"BiCodec/model.safetensors": ""}, SPARK),
+        ({"wav2vec2-large-xlsr-53/config.json": ""}, SPARK),
     ],
 )
 def test_the_family_of_a_directory(tmp_path: Path, files: dict[str, str], family: Family) -> None:
     for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content, encoding="utf-8")
     assert family_of(tmp_path) is family
 
@@ -110,7 +118,7 @@ def words_of(tree: ast.AST) -> Iterator[str]:
 def test_no_code_outside_the_families_says_their_names() -> None:
     found: dict[str, set[str]] = {}
     for path in product_files():
-        words = {word for word in words_of(ast.parse(path.read_text(encoding="utf-8"))) if "cosyvoice" in word.lower()}
+        words = {word for word in words_of(ast.parse(path.read_text(encoding="utf-8"))) if re.search("cosyvoice|spark", word.lower())}
         if words - NAMES_OF_MODELS:
             found[path.relative_to(ROOT).as_posix()] = words - NAMES_OF_MODELS
     assert found.keys() == MAY_SAY_IT.keys(), {path: words for path, words in found.items() if path not in MAY_SAY_IT}
@@ -130,9 +138,10 @@ def test_a_format_counts_in_whole_samples(tokens_per_second: int, frames: int, s
 
 
 def test_the_rates_of_the_families_are_those_of_their_releases() -> None:
+    released = {COSYVOICE2: (24_000, 25, 960), COSYVOICE3: (24_000, 25, 960), SPARK: (16_000, 50, 320)}
     for family in FAMILIES:
         rates = family.audio_format
-        assert (rates.sample_rate, rates.samples_per_token, rates.samples_per_mel_frame) == (24_000, 960, 480)
+        assert (rates.sample_rate, rates.tokens_per_second, rates.samples_per_token) == released[family]
 
 
 @given(st.integers(1, 400), st.integers(0, 400))

@@ -73,7 +73,8 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     "contract": (frozenset({"audio", "checks", "refusals", "voices"}), frozenset({"ended_sessions", "fields"}), frozenset({"codec"})),
     "hops": (frozenset({"policy", "queue", "text_pace"}), frozenset({"batch_rules"})),
     "checkpoints": tuple(
-        frozenset(names.split()) for names in ("config files model_card", "sizes", "reader", "listing", "download", "released model_dir")
+        frozenset(names.split())
+        for names in ("config files model_card", "sizes", "one_table", "reader", "listing", "download", "released model_dir")
     ),
     "transport": tuple(
         frozenset(names.split())

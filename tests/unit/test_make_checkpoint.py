@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -9,15 +10,16 @@ import pytest
 import torch
 
 from bistream.checkpoints.model_dir import check_model_dir
-from bistream.checkpoints.reader import check_state_dict, load_state_dict
+from bistream.checkpoints.reader import check_state_dict, load_state_dict, read_config
 from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.mel2wav import weights as vocoder_weights
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token import weights as language_model_weights
+from bistream.text2token.one_table import weights as one_table_weights
 from bistream.token2mel import weights as flow_weights
 from bistream.voice.s3_network import expected_shapes as speech_tokenizer_shapes
 from bistream.voice.spk2info import read_spk2info
-from scripts.make_checkpoint import FAMILY_SIZES, FULL, TINY, CheckpointSize, make_checkpoint
+from scripts.make_checkpoint import FAMILY_SIZES, FULL, ONE_TABLE_SIZES, TINY, CheckpointSize, make_checkpoint
 
 FILES = {
     "cosyvoice2.yaml",
@@ -61,6 +63,33 @@ def test_a_cosyvoice3_directory_is_whole(tmp_path: Path) -> None:
     assert check_model_dir(folder) == FAMILY_SIZES["cosyvoice3"]["tiny"].checkpoint
     tokenizer = TextTokenizer.from_model_dir(folder)
     assert tokenizer.size == 1024 and tokenizer.spoken_tokens == COSYVOICE3.spoken_tokens
+
+
+def test_the_language_model_of_a_spark_directory_is_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "spark"
+    make_checkpoint(folder, "tiny", family="spark")
+    files = {path.name for path in (folder / "LLM").iterdir()}
+    assert files == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "added_tokens.json",
+        "vocab.json",
+        "merges.txt",
+        "special_tokens_map.json",
+    }
+    sizes = ONE_TABLE_SIZES["spark"]["tiny"].language_model
+    assert read_config(folder).language_model == sizes
+    added = json.loads((folder / "LLM/added_tokens.json").read_text(encoding="utf-8"))
+    assert list(added) == sorted(sizes.tokens.names) and sorted(added.values()) == list(range(sizes.tokens.first, sizes.tokens.end))
+
+
+def test_full_spark_has_the_released_sizes() -> None:
+    sizes = ONE_TABLE_SIZES["spark"]["full"].language_model
+    shapes = one_table_weights.expected_shapes(sizes)
+    assert len(shapes) == 290 and sum(map(math.prod, shapes.values())) == 506_634_112
+    assert (sizes.tokens.stop, sizes.tokens.end, len(sizes.tokens.names)) == (151_645, 165_158, 13_515)
 
 
 def test_the_directory_holds_all_files_and_no_others(tiny_model_dir: Path) -> None:

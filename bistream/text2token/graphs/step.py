@@ -21,7 +21,8 @@ from bistream.text2token.graphs.layer import LayerShape, RowInputs, RowTensors
 from bistream.text2token.graphs.tuning import GraphTuning
 from bistream.text2token.graphs.weights import GraphWeights, padded_query_heads
 from bistream.text2token.kv_cache import PagedCache
-from bistream.text2token.sampler import RepetitionAwareSampler, SamplerState
+from bistream.text2token.one_table.sampling import make_sampler
+from bistream.text2token.sampler import SamplerState
 
 CANDIDATES = 32  # ids that sampling sorts; a session with a larger top_k needs more (``GraphStepRunner``)
 
@@ -58,9 +59,10 @@ class GraphStep:
         self.weights = weights
         self.functions = functions
         self.tuning = tuning
-        self.sampler = RepetitionAwareSampler()
+        self.sampler = make_sampler(config, device)
         self.state = SamplerState(settings.max_sessions, TokenSpace.of(config), self.sampler.history_size, device)
-        self.state.top_k_in_use = CANDIDATES
+        usual = 1 << (config.top_k - 1).bit_length()  # a session with the checkpoint's own top_k records nothing again
+        self.state.top_k_in_use = min(max(CANDIDATES, usual), config.num_scores)
         # one more block and slot than can be owned, for padding rows
         self.cache = PagedCache(config, settings.num_blocks + 1, settings.block_size, device, weights.embedding.dtype)
         self.cache.blocks.zero_()  # attention multiplies masked values by zero

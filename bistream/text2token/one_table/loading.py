@@ -1,0 +1,152 @@
+"""Loads a one-table model's tokenizer and engines from a model directory: one that speaks, and one that makes voices, with the same body.
+
+The engine is the torch engine in its tiers ``graphs`` and ``plain``. The kernels of ours sample with repetition-aware sampling and are not
+offered, nor is another engine. float16 is not either: its range is too small for this model, whose scores become NaN in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bistream.checkpoints.one_table import OneTableConfig
+from bistream.config import RuntimeConfig
+from bistream.errors import ConfigError
+from bistream.families.family import Family
+from bistream.gpu.claims import TOKENS, gpu_claims
+from bistream.gpu.device import open_device, resolve_device
+from bistream.gpu.fidelity import facts_of, measured_once
+from bistream.gpu.tier import Tier, TierChoice, choose_tier
+from bistream.metrics.recorder import Recorder
+from bistream.processes.start_phases import phase
+from bistream.text2token.engine_settings import EngineSettings, settings_of
+from bistream.text2token.fidelity import measure
+from bistream.text2token.one_table.prompts import begin_speech, content_ids
+from bistream.text2token.one_table.sampling import make_sampler
+from bistream.text2token.one_table.tokenizer import PlainTextTokenizer, read_tokenizer
+from bistream.text2token.one_table.weights import FILE_NAME, build_weights, load_state, voice_rows
+from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.step_runner import EagerRunner, StepRunner
+from bistream.text2token.step_runners import BLOCK_SIZES, device_and_dtype
+from bistream.text2token.torch_engine import TorchEngine
+from bistream.text2token.weights import ModelWeights
+
+VOICE_SESSIONS, VOICE_POSITIONS = 4, 512  # of the engine that makes voices: a sentence, its labels and 38 ids more
+NO_FLOAT16 = "Parameter 'dtype' is float16, in which this model's scores become NaN; set it to auto, bfloat16 or float32."
+
+
+@dataclass(frozen=True)
+class OneTableModel:
+    """speech: its speech tokens are the semantic ones. voices: pitch, speed and global tokens (``voice_design``)."""
+
+    tokenizer: PlainTextTokenizer
+    speech: TorchEngine
+    voices: TorchEngine
+    tiers: tuple[TierChoice, ...]
+
+    def close(self) -> None:
+        self.voices.close()
+        self.speech.close()
+
+
+def load_model(config: RuntimeConfig, sizes: OneTableConfig, family: Family, recorder: Recorder | None = None) -> OneTableModel:
+    """Raises ``CheckpointError`` naming a file that is missing, damaged or does not fit, or ``ConfigError``; nothing runs then."""
+    device, dtype = _device_and_dtype(config)
+    with phase("tokenizer of the text"):
+        tokenizer = read_tokenizer(config.model_dir, family.text_directory, sizes.tokens)
+    open_device(device)
+    with phase("language model: weights read"):
+        weights = build_weights(load_state(config.model_dir, family.text_directory), sizes, device, torch.float32)
+    if config.dtype == "auto" and dtype != torch.float32:
+        dtype = _within_bounds(config, sizes, family, weights, dtype)
+    tier = choose_tier("language model", config.kernels, device, dtype, kernels_need=("repetition-aware sampling",))
+    settings = settings_of(replace(config, max_session_tokens=_longest(config, sizes)), sizes, BLOCK_SIZES[tier.tier])
+    if device.type == "cpu":
+        settings = replace(settings, idle_pause=0.0)
+    runners = _Runners(weights, sizes, tier.tier, device, dtype)
+    speech = runners.make(sizes, weights.head_weight, settings)
+    for_voices = replace(
+        settings,
+        max_sessions=VOICE_SESSIONS,
+        max_rows=min(settings.max_rows, VOICE_POSITIONS),
+        kv_cache_tokens=VOICE_SESSIONS * VOICE_POSITIONS,
+        max_sequence_ids=VOICE_POSITIONS,
+    )
+    voices = runners.make(sizes.of_voices, weights.embedding[voice_rows(sizes)], for_voices)
+    claims = gpu_claims(device, TOKENS) if config.idle_pause > 0.0 else None
+    return OneTableModel(
+        tokenizer,
+        TorchEngine(speech, settings, runner=speech, tiers=(tier,), recorder=recorder, gpu_claims=claims),
+        TorchEngine(voices, for_voices, runner=voices, tiers=(tier,)),
+        (tier,),
+    )
+
+
+def _longest(config: RuntimeConfig, sizes: OneTableConfig) -> int:
+    return min(config.max_session_tokens, sizes.longest_sequence)
+
+
+def _device_and_dtype(config: RuntimeConfig) -> tuple[torch.device, torch.dtype]:
+    """auto on a GPU without bfloat16 is float32. Raises ``ConfigError``."""
+    if config.engine != "torch":
+        raise ConfigError(f"Parameter 'engine' is {config.engine!r}, which does not run this model; set it to torch.")
+    if config.dtype == "float16":
+        raise ConfigError(NO_FLOAT16)
+    device, dtype = device_and_dtype(config.device, config.dtype)
+    return resolve_device(config.device), torch.float32 if dtype == torch.float16 else dtype
+
+
+def _within_bounds(config: RuntimeConfig, sizes: OneTableConfig, family: Family, weights: ModelWeights, dtype: torch.dtype) -> torch.dtype:
+    """float32 where 16 bit would lose this checkpoint's scores (``text2token.fidelity``); the log says so."""
+    device = weights.embedding.device
+    files = (f"{family.text_directory}/{FILE_NAME}", *family.text_files, *family.yaml_names)
+    facts = facts_of(config.model_dir, files, device, dtype)
+    (fidelity,) = measured_once("language-model", facts, lambda: [measure(sizes, weights, dtype, _some_ids(sizes))])
+    fidelity.report()
+    return dtype if fidelity.is_enough else torch.float32
+
+
+def _some_ids(sizes: OneTableConfig) -> Sequence[int]:
+    """A sequence of no meaning, always the same."""
+    random = np.random.default_rng(0)
+    text = random.integers(0, sizes.tokens.first, 24).tolist()
+    return [
+        *content_ids(sizes.tokens, "task_tts", text),
+        *begin_speech(sizes.tokens, random.integers(0, sizes.speech_token_size, 72).tolist()),
+    ]
+
+
+class _Runners:
+    """Step runners of one tier over one body, whose tensors they share."""
+
+    def __init__(self, weights: ModelWeights, sizes: OneTableConfig, tier: Tier, device: torch.device, dtype: torch.dtype) -> None:
+        """weights: float32, of ``sizes``."""
+        self._final_norm = weights.final_norm
+        self._weights, self._folded = weights, None
+        if tier is Tier.GRAPHS:
+            from bistream.text2token.graphs.weights import fold_weights  # noqa: PLC0415  (loads PyTorch's compiler)
+
+            self._folded = fold_weights(weights, sizes, device, dtype)
+        elif dtype != torch.float32:
+            self._weights = _in_dtype(weights, dtype)
+
+    def make(self, sizes: OneTableConfig, head: Tensor, settings: EngineSettings) -> StepRunner:
+        """head: float32 [rows, hidden]."""
+        bias = head.new_zeros(len(head))
+        if self._folded is None:
+            weights = replace(self._weights, head_weight=head, head_bias=bias)
+            return EagerRunner(Qwen2Model(sizes, weights), settings, make_sampler(sizes, head.device))
+        from bistream.text2token.graphs.runner import GraphStepRunner  # noqa: PLC0415
+
+        folded = (head * self._final_norm).to(self._folded.head_weight.dtype)
+        return GraphStepRunner(sizes, replace(self._folded, head_weight=folded, head_bias=bias), settings)
+
+
+def _in_dtype(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:
+    """The head stays in float32, as in every tier."""
+    layers = tuple(type(layer)(**{name: tensor.to(dtype) for name, tensor in vars(layer).items()}) for layer in weights.layers)
+    return replace(weights, embedding=weights.embedding.to(dtype), layers=layers, final_norm=weights.final_norm.to(dtype))
