@@ -44,18 +44,6 @@ def writers(config: OneTableConfig, folder: str, drawer: Drawer) -> Writers:
     return made
 
 
-def codec_sizes(config: OneTableConfig) -> Writers:
-    """Of the codec's configuration, what the language model's side reads."""
-    levels = 4
-    num_levels = next(count for count in range(1, 9) if levels**count == config.tokens.num_global)
-    speaker = {"fsq_levels": [levels] * num_levels, "fsq_num_quantizers": 1}
-    codec = {"audio_tokenizer": {"quantizer": {"codebook_size": config.tokens.num_semantic}, "speaker_encoder": speaker}}
-    return {
-        "config.yaml": _writer(lambda: _json({"sample_rate": 16_000, "latent_hop_length": 320})),
-        "BiCodec/config.yaml": _writer(lambda: _json(codec)),
-    }
-
-
 def _writer(content: Callable[[], str]) -> Callable[[Path], object]:
     return lambda path: path.write_text(content(), encoding="utf-8", newline="\n")
 

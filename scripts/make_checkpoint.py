@@ -44,7 +44,7 @@ from bistream.mel2wav import factory as vocoder
 from bistream.text2token import weights as language_model_weights
 from bistream.token2mel import factory as flow
 from bistream.voice import campplus_network, s3_network
-from scripts import _one_table_files
+from scripts import _codec_files, _one_table_files
 from scripts._campplus_model import campplus_model
 from scripts._checkpoint_text import checkpoint_yaml, qwen2_config_json
 from scripts._onnx_models import speech_tokenizer_model
@@ -115,6 +115,7 @@ class OneTableSize:
 
     family: Family
     language_model: OneTableConfig
+    codec: _codec_files.CodecFiles
 
 
 TINY_SPARK = OneTableSize(
@@ -131,8 +132,9 @@ TINY_SPARK = OneTableSize(
         BiCodecTokens(first=512, num_global=256, num_semantic=512),
         SPARK,
     ),
+    _codec_files.TINY,
 )
-FULL_SPARK = OneTableSize(SPARK, OneTableConfig.of({"vocab_size": 166_000}, RELEASED, SPARK))
+FULL_SPARK = OneTableSize(SPARK, OneTableConfig.of({"vocab_size": 166_000}, RELEASED, SPARK), _codec_files.FULL)
 FAMILY_SIZES = {COSYVOICE2.name: SIZES, COSYVOICE3.name: {"tiny": TINY3, "full": FULL3}}
 ONE_TABLE_SIZES = {SPARK.name: {"tiny": TINY_SPARK, "full": FULL_SPARK}}
 
@@ -186,7 +188,7 @@ def _write_files(directory: Path, size: CheckpointSize, drawer: Drawer) -> None:
 def _one_table_writers(size: OneTableSize, drawer: Drawer) -> dict[str, Callable[[Path], object]]:
     """All files of the directory, by name."""
     return {
-        **_one_table_files.codec_sizes(size.language_model),  # to be replaced by all files of the codec
+        **_codec_files.writers(size.codec, drawer),
         **_one_table_files.writers(size.language_model, size.family.text_directory, drawer),
     }
 
