@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bistream.checkpoints.files import family_of
+from bistream.checkpoints.files import served_family_of
 from bistream.config import RuntimeConfig
 from bistream.contract.codec import to_bytes
 from bistream.errors import BistreamError, CancelledError, UnknownSessionError
@@ -162,7 +162,7 @@ class LocalPipeline:
     def __init__(self, config: RuntimeConfig) -> None:
         """Raises ``ConfigError`` and ``CheckpointError``."""
         self.times = StageTimes()
-        self.sample_rate = family_of(config.model_dir).audio_format.sample_rate  # of all audio
+        self.sample_rate = served_family_of(config.model_dir).audio_format.sample_rate  # of all audio
         with ExitStack() as stack:  # closes the parts loaded so far when a later one fails to load
             voice = LocalVoice(config, self.times)
             self._language_model = LocalLanguageModel(config, self.times)

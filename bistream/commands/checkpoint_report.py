@@ -8,6 +8,9 @@ from pathlib import Path
 import onnx
 import torch
 
+from bistream.bicodec.shapes import FILE_NAME as CODEC_FILE
+from bistream.bicodec.voice import load_reader
+from bistream.bicodec.wav2vec2_weights import FILE_NAME as WAV2VEC2_FILE
 from bistream.checkpoints.config import CheckpointConfig
 from bistream.checkpoints.download import check_directory
 from bistream.checkpoints.listing import DownloadError
@@ -48,6 +51,9 @@ def describe(model_dir: Path) -> Iterator[str]:
         with Waiting("reading the language model"):
             sentence = _one_table(model_dir, sizes.language_model, sizes.family)
         yield sentence
+        with Waiting("reading the codec"):
+            load_reader(model_dir, torch.device("cpu"))
+        yield f"{CODEC_FILE} and {WAV2VEC2_FILE}: all keys and shapes are right"
         return
     yield from _weights(model_dir, sizes)
     yield _graph(model_dir / SPEAKER_ENCODER_FILE, 1)

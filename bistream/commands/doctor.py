@@ -24,7 +24,7 @@ import torch
 
 from bistream.audio.reference_tone import recording
 from bistream.checkpoints.config import CheckpointConfig
-from bistream.checkpoints.files import family_of
+from bistream.checkpoints.files import family_of, served_family_of
 from bistream.checkpoints.reader import read_config
 from bistream.commands.checkpoint_report import describe
 from bistream.commands.waiting import Waiting
@@ -128,9 +128,9 @@ def run(options: argparse.Namespace) -> None:
     for line in describe(options.model_dir):
         print(line, flush=True)
     config = RuntimeConfig(model_dir=str(options.model_dir), device=options.device)
+    audio_format = served_family_of(config.model_dir).audio_format
     resolve_device(config.device)
     examined = examine(config, options.dtype, options.text)
-    audio_format = family_of(config.model_dir).audio_format
     seconds = len(examined.waveform) / audio_format.sample_rate
     print(f"spoke {options.text!r}: {seconds:.2f} s, {seconds * audio_format.tokens_per_second:.0f} speech tokens, in float32")
     if (fault := audio_fault(examined.waveform)) is not None:

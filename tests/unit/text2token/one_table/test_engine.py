@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from torch.nn.attention import flex_attention as flex
 
@@ -222,7 +223,7 @@ def test_keys_are_compared(directory: Path, config: RuntimeConfig) -> None:
 )
 def test_sizes_that_do_not_fit(directory: Path, config: RuntimeConfig, name: str, key: str, value: object) -> None:
     path = directory / name
-    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), key: value}), encoding="utf-8")
+    path.write_text(json.dumps({**yaml.safe_load(path.read_text(encoding="utf-8")), key: value}), encoding="utf-8")  # YAML reads JSON, too
     assert name in refused(directory, config)
 
 
