@@ -44,10 +44,36 @@ PROBE_TIMEOUT_S = WAIT_TIMEOUT_S = PATIENCE_S
 START_TIMEOUT_S = 600.0  # of a server whose six models share one core with others
 
 
+LONG = (
+    "streaming",
+    "busy",
+    "hostile",
+    "offline",
+    "test_cosyvoice3",
+    "test_serve_gate",
+    "test_serve_gpus",
+    "test_serve_all",
+)  # these groups first
+SHARED = {"hostile": "hostile", "busy": "busy", "offline_server": "offline", "server": "streaming"}  # fixture to group
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.triton)
+    """Tests of one server are a group, which ``--dist loadgroup`` keeps in one process, so that each server starts once; those of other
+    servers are a group for each file. The largest groups are begun first."""
+    ours = [item for item in items if Path(__file__).parent in item.path.parents]
+    groups = {item: _group(item) for item in ours}
+    for item, group in groups.items():
+        item.add_marker(pytest.mark.triton)
+        item.add_marker(pytest.mark.xdist_group(group))
+    first = [*LONG, *sorted(set(groups.values()) - set(LONG))]
+    ours.sort(key=lambda item: first.index(groups[item]))
+    others = [item for item in items if item not in groups]
+    items[:] = others + ours
+
+
+def _group(item: pytest.Item) -> str:
+    fixtures = getattr(item, "fixturenames", ())
+    return next((group for fixture, group in SHARED.items() if fixture in fixtures), item.path.stem)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -81,6 +81,7 @@ def test_wrong_weights_are_not_served(tmp_path: Path, broken_model_dir: Path) ->
     assert processes_with(str(repository)) == []
 
 
+@pytest.mark.slow  # tests/unit/keeper/test_golden.py and test_supervisor.py have each step of it
 def test_a_command_does_not_run_on_wrong_weights(tmp_path: Path, broken_model_dir: Path) -> None:
     damage(broken_model_dir / "llm.pt")
     repository = make_repository(tmp_path, broken_model_dir)
