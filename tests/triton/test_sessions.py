@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import uuid
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 from numpy.typing import NDArray
 
 from tests.formats import SAMPLES_PER_TOKEN
-from tests.triton.conftest import ROOT, wait_for
+from tests.triton.conftest import wait_for
 from tests.triton.requests import Answer, Stream, ask
 
 MODEL = "cosyvoice2_bistream"
@@ -179,41 +174,3 @@ def test_a_live_session_cannot_be_started_again(grpc_url: str, voice: Voice) -> 
         check_audio(stream.receive(start), len("Once."))
     finished = ask(grpc_url, MODEL, session_id=session_id, target_text="more", is_start=False)
     assert finished.code == "UNKNOWN_SESSION"
-
-
-def test_a_client_that_is_killed_frees_its_session(grpc_url: str, voice: Voice, tmp_path: Path) -> None:
-    """The real client, killed with SIGKILL while it receives audio; all three places of the server are free afterwards."""
-    recording = tmp_path / "voice.wav"
-    soundfile.write(recording, voice["reference_wav"][0], 16000)
-    wav = tmp_path / "heard.wav"
-    command = [sys.executable, str(ROOT / "client/client_grpc.py"), "--server", grpc_url, "--stdin", "--output", str(wav)]
-    command += ["--reference-audio", str(recording), "--reference-text", voice["reference_text"]]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as client:
-        try:
-            assert client.stdin is not None
-            client.stdin.write(b"The client will not live to hear the end of this text. ")
-            client.stdin.flush()
-            wait_for(partial(holds_audio, wav), "the first audio")
-        finally:
-            client.kill()
-    streams = [Stream(grpc_url) for _ in range(3)]
-    try:
-        for stream in streams:
-            wait_for(partial(holds_a_session, stream, voice), "a place to become free")
-    finally:
-        for stream in streams:
-            stream.drop()
-
-
-def holds_audio(wav: Path) -> bool:
-    return wav.is_file() and wav.stat().st_size > 1000
-
-
-def holds_a_session(stream: Stream, voice: Voice) -> bool:
-    """Start a session and leave it open; False when the server is full."""
-    session_id = uuid.uuid4().hex
-    start = stream.send(MODEL, session_id=session_id, target_text="Here.", is_end=False, **voice)
-    accepted = stream.send(MODEL, session_id=session_id, target_text="", is_start=False, is_end=False)
-    stream.receive(accepted)
-    assert accepted.code in (None, "BUSY", "UNKNOWN_SESSION")
-    return accepted.error is None and start.error is None

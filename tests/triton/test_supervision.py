@@ -17,7 +17,7 @@ from bistream.keeper.host import ServerError
 from bistream.keeper.server_process import TritonServer
 from bistream.keeper.server_start import start_server
 from bistream.keeper.shared_memory import sweep_shared_memory
-from tests.triton.conftest import PROBE_TIMEOUT_S, START_TIMEOUT_S, WAIT_TIMEOUT_S, make_repository, server_settings, wait_for
+from tests.triton.conftest import PROBE_TIMEOUT_S, START_TIMEOUT_S, make_repository, server_settings, wait_for
 from tests.triton.keeper import processes_with, serve_command, shared_memory_of
 from tests.triton.requests import Stream
 from tests.triton.test_sessions import MODEL, check_audio
@@ -54,34 +54,6 @@ def test_missing_truncated_and_misfitting_files_are_named(tmp_path: Path, broken
     for model, words in (("llm_bistream", ["llm.pt"]), ("token2wav", ["hift.pt", "shape"]), ("speaker_embedding", ["campplus.onnx"])):
         reason = reason_of(message, model)
         assert reason.startswith("CHECKPOINT_ERROR: ") and all(word in reason for word in words)
-
-
-@pytest.mark.slow  # attacks/test_deaths.py has it with all models
-def test_the_supervisor_replaces_a_dead_model_process_and_leaves_nothing(tmp_path: Path, tiny_model_dir: Path) -> None:
-    repository = make_repository(tmp_path, tiny_model_dir, ["token2wav"])
-    ready = tmp_path / "ready.json"
-    command = serve_command(repository, "--ready-file", str(ready), "--exit-timeout-s", "10")
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as keeper:
-        try:
-            wait_for(ready.exists, "the first start", START_TIMEOUT_S)
-            first = json.loads(ready.read_text(encoding="utf-8"))
-            stubs = [pid for pid in processes_with(f"{repository}/token2wav") if pid != keeper.pid]
-            assert len(stubs) == 1
-            (server,) = processes_with(f"tritonserver\0--model-repository={repository}")
-            assert Path(f"/proc/{server}/cmdline").read_text(encoding="utf-8").count(f"admin-key={'x' * 32}") == 2, "the key is hidden"
-            os.kill(stubs[0], signal.SIGKILL)
-            wait_for(lambda: not ready.exists(), "the failure to be noticed")
-            wait_for(lambda: ready.exists() and ready.read_text(encoding="utf-8") != "", "the restart", START_TIMEOUT_S)
-            assert json.loads(ready.read_text(encoding="utf-8")) == first  # the gate finds it again
-            left = shared_memory_of(keeper.pid)
-            kinds = [path.is_dir() for path in left]
-            assert kinds.count(False) == 2 and kinds.count(True) == 1  # tensors and lock; control
-        finally:
-            keeper.terminate()
-            _, errors = keeper.communicate(timeout=WAIT_TIMEOUT_S)
-    assert keeper.returncode == 0 and not ready.exists()
-    assert "The process of a model has died" in errors
-    assert processes_with(str(repository)) == [] and shared_memory_of(keeper.pid) == []
 
 
 def test_the_exit_code_of_a_command_run_with_the_server_is_returned(tmp_path: Path, tiny_model_dir: Path) -> None:
