@@ -151,16 +151,6 @@ def test_a_server_that_dies_gives_each_session_one_error_and_comes_back(keeper: 
         stream.__exit__(None, None, None)
 
 
-def test_without_a_gate_clients_reach_the_server(tmp_path: Path, tiny_model_dir: Path, reference_wav: NDArray[np.float32]) -> None:
-    repository = make_repository(tmp_path, tiny_model_dir, ["speaker_embedding"])
-    with Keeper(repository, "--direct") as keeper:
-        assert keeper.grpc_url == keeper.triton_url
-        assert ask(keeper.grpc_url, "speaker_embedding", reference_wav=reference_wav).outputs
-        assert len(listening(family(keeper.pid))) == 3
-        keeper.signal()
-        keeper.check_end()
-
-
 def test_upstreams_client_streams(keeper: Keeper, reference_wav: NDArray[np.float32]) -> None:
     before = ask_statistics(keeper.grpc_url)
     spoken = stream_each(keeper.grpc_url, reference_wav[0], "A reference.", ["Good morning.", "Good night."])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import uuid
 from typing import Any
 
@@ -9,12 +11,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from bistream.keeper.server_process import TritonServer
 from tests.formats import SAMPLES_PER_TOKEN
 from tests.triton.conftest import wait_for
+from tests.triton.keeper import processes_with
 from tests.triton.requests import Answer, Stream, ask
 
 MODEL = "cosyvoice2_bistream"
 Voice = dict[str, Any]
+STANDSTILL_S = 3.0  # the server suspects a model process after one
 
 
 def check_audio(answer: Answer, characters: int) -> None:
@@ -174,3 +179,23 @@ def test_a_live_session_cannot_be_started_again(grpc_url: str, voice: Voice) -> 
         check_audio(stream.receive(start), len("Once."))
     finished = ask(grpc_url, MODEL, session_id=session_id, target_text="more", is_start=False)
     assert finished.code == "UNKNOWN_SESSION"
+
+
+def test_a_stalled_model_process_is_waited_for(server: TritonServer, voice: dict[str, Any]) -> None:
+    """As on a host short of memory, or during migration of a virtual machine: requests of that time are answered, and a session goes on."""
+    text, session_id = "The first words are spoken. ", uuid.uuid4().hex
+    (process,) = processes_with(f"{server.settings.model_repository}/{MODEL}/1/model.py")
+    with Stream(server.grpc_url) as stream, Stream(server.grpc_url) as other:
+        start = stream.send(MODEL, session_id=session_id, target_text=text, is_end=False, **voice)
+        stream.receive_audio(start)
+        os.kill(process, signal.SIGSTOP)
+        try:
+            wrong = other.send(MODEL, target_text="", **voice)
+            assert other.stays_silent(STANDSTILL_S), "the server did not wait"
+        finally:
+            os.kill(process, signal.SIGCONT)
+        assert other.receive(wrong).code == "INVALID_INPUT"
+        accepted = stream.receive(stream.send(MODEL, session_id=session_id, target_text=text, is_start=False, is_end=True))
+        assert accepted.error is None
+        check_audio(stream.receive(start), 2 * len(text))
+    assert server.models.take_dead() == []

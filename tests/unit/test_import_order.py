@@ -368,7 +368,7 @@ def test_importing_loads_no_heavy_library() -> None:
         *("bistream.transport.sibling_ports", "bistream.keeper.server_process", "bistream.keeper.gpu_sharing"),
         *("gateway.options", "interfaces.options"),
     )
-    heavy = {name: ("torch", "tritonclient", "onnxruntime", "transformers") for name in light}
+    heavy: dict[str, tuple[str, ...]] = {name: ("torch", "tritonclient", "onnxruntime", "transformers") for name in light}
     heavy |= dict.fromkeys(("gateway.__main__", "interfaces.__main__"), ("torch", "onnxruntime", "transformers"))
     code = f"import importlib, sys\nfor module, heavy in {heavy}.items():\n    importlib.import_module(module)\n"
     code += "    print(module, *(name for name in heavy if name in sys.modules))"

@@ -15,11 +15,10 @@ from websockets.sync.client import connect
 from bistream.processes.control_files import LONGEST_STOP_S
 from tests.triton.callers import Caller
 from tests.triton.conftest import wait_for
-from tests.triton.interfaces_process import Interfaces
+from tests.triton.interfaces_process import Interfaces, Turn
 from tests.triton.processes import described, named, replaced
 from tests.triton.reliability import Attack
 from tests.triton.served import CALLERS, Served, end
-from tests.triton.test_interfaces_servers import Turn
 
 logger = logging.getLogger(__name__)
 

@@ -284,12 +284,13 @@ def test_tls_is_agreed_upon_as_http2(door: Door) -> None:
 
 
 class SecureProcess(Process):
-    def __init__(self, folder: Path, server: FakeTriton, tls: TlsSettings) -> None:
+    def __init__(self, folder: Path, server: FakeTriton, tls: TlsSettings | None) -> None:
         self._tls = tls
         super().__init__(folder, server, tls=tls)
 
     def connect(self) -> triton.InferenceServerClient:
-        return triton.InferenceServerClient(self.grpc_url, ssl=True, root_certificates=str(self._tls.certificate))
+        certificate = None if self._tls is None else str(self._tls.certificate)
+        return triton.InferenceServerClient(self.grpc_url, ssl=self._tls is not None, root_certificates=certificate)
 
 
 def test_a_drain_lets_a_session_end_and_says_goodbye(tmp_path: Path) -> None:

@@ -96,17 +96,18 @@ def ask(front: Running, text: str, voice: str = "anna", stream_format: str = "au
         answer.read()
 
 
-@pytest.mark.parametrize("stream_format", ["audio", "sse"])
 @pytest.mark.parametrize(
-    ("text", "voice", "ending", "reason"),
+    ("text", "voice", "ending", "reason", "stream_format"),
     [
-        ("speak", "anna", Ending.DONE, "eos"),
-        ("speak", "nobody", Ending.REFUSED, "unknown_speaker"),
-        ("before BUSY", "anna", Ending.REFUSED, "busy"),
-        ("before ENGINE_ERROR", "anna", Ending.FAILED, "engine_error"),
-        ("after ENGINE_ERROR", "anna", Ending.CUT_OFF, "engine_error"),
-        ("before SESSION_TIMEOUT", "anna", Ending.TIMED_OUT, "session_timeout"),
-        ("after SESSION_TIMEOUT", "anna", Ending.TIMED_OUT, "session_timeout"),
+        ("speak", "anna", Ending.DONE, "eos", "audio"),
+        ("speak", "anna", Ending.DONE, "eos", "sse"),
+        ("speak", "nobody", Ending.REFUSED, "unknown_speaker", "audio"),
+        ("before BUSY", "anna", Ending.REFUSED, "busy", "audio"),
+        ("before ENGINE_ERROR", "anna", Ending.FAILED, "engine_error", "sse"),
+        ("after ENGINE_ERROR", "anna", Ending.CUT_OFF, "engine_error", "audio"),
+        ("after ENGINE_ERROR", "anna", Ending.CUT_OFF, "engine_error", "sse"),
+        ("before SESSION_TIMEOUT", "anna", Ending.TIMED_OUT, "session_timeout", "audio"),
+        ("after SESSION_TIMEOUT", "anna", Ending.TIMED_OUT, "session_timeout", "sse"),
     ],
 )
 def test_over_http(
