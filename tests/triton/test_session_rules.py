@@ -13,7 +13,6 @@ from bistream.client.client import BistreamClient
 from bistream.client.server_errors import server_error
 from bistream.contract.audio import SILENCE_S
 from bistream.keeper.server_process import TritonServer
-from bistream.text.special_tokens import SPECIAL_TOKENS
 from tests.formats import SAMPLE_RATE
 from tests.triton.conftest import MOST_CHARS
 from tests.triton.requests import Stream, ask
@@ -57,11 +56,6 @@ def test_special_tokens_without_end_are_refused_and_one_is_spoken_or_silence(url
         check_audio(answer, len(token))
     else:
         assert answer.error is None and len(answer.waveform) == round(SILENCE_S * SAMPLE_RATE) and not answer.waveform.any()
-
-
-def test_all_special_tokens_between_words_are_spoken(url: str, voice: Voice) -> None:
-    text = "".join(f"so {token} " for token in SPECIAL_TOKENS[:6])
-    check_audio(ask(url, MODEL, target_text=text, **voice), len(text))
 
 
 def test_thousands_of_pieces_are_answered(url: str, voice: Voice) -> None:

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bistream.keeper.server_process import TritonServer
+from bistream.text.special_tokens import SPECIAL_TOKENS
 from tests.formats import SAMPLES_PER_TOKEN
 from tests.triton.conftest import wait_for
 from tests.triton.keeper import processes_with
@@ -75,6 +76,11 @@ def test_text_is_appended_while_audio_is_generated(grpc_url: str, voice: Voice) 
 def test_a_text_without_anything_to_speak_is_a_short_silence(grpc_url: str, voice: Voice, text: str) -> None:
     answer = ask(grpc_url, MODEL, target_text=text, **voice)
     assert answer.error is None and answer.waveform.size == 2400 and not answer.waveform.any()
+
+
+def test_all_special_tokens_between_words_are_spoken(grpc_url: str, voice: Voice) -> None:
+    text = "".join(f"so {token} " for token in SPECIAL_TOKENS[:6])
+    check_audio(ask(grpc_url, MODEL, target_text=text, **voice), len(text))
 
 
 def test_a_session_chooses_whether_numbers_are_read_out(grpc_url: str, voice: Voice) -> None:
