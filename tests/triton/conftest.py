@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from xdist.scheduler import LoadScopeScheduling
 
 from bistream.keeper.server_process import ServerSettings, TritonServer
 from bistream.keeper.server_start import start_server
@@ -44,10 +45,45 @@ PROBE_TIMEOUT_S = WAIT_TIMEOUT_S = PATIENCE_S
 START_TIMEOUT_S = 600.0  # of a server whose six models share one core with others
 
 
+# Tests of one server are a group, which one worker runs, so that each server starts once; the others are a group for each file. xdist needs
+# it before there are fixtures, so it goes by files; tests of the offline server in other files have it in their names.
+GROUPS = {
+    "streaming": "bad_input benchmarks client_example gate heavy_requests interfaces manners metrics models sessions voice_batches",
+    "busy": "contents deaths hangs long_inputs soak stop_in_use",
+    "hostile": "random_inputs timeouts unread",
+    "offline": "long_sessions session_rules voice_hashes",
+}
+LONG = (*GROUPS, "test_cosyvoice3", "test_serve_gate", "test_serve_gpus", "test_serve_all")  # are begun first
+FIXTURES = {"hostile": "hostile", "busy": "busy", "offline_server": "offline", "server": "streaming"}
+
+
+def group_of(nodeid: str) -> str:
+    path, _, test = nodeid.partition("::")
+    name = Path(path).stem
+    group = next((group for group, files in GROUPS.items() if name.removeprefix("test_") in files.split()), name)
+    return "offline" if group == "streaming" and "offline" in test else group
+
+
+class ByServer(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByServer | None:
+    """In place of xdist's own ``loadgroup``, which leaves the groups out with pytest 9."""
+    return ByServer(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.triton)
+    ours = [item for item in items if Path(__file__).parent in item.path.parents]
+    for item in ours:
+        item.add_marker(pytest.mark.triton)
+        used = {group for fixture, group in FIXTURES.items() if fixture in getattr(item, "fixturenames", ())}
+        if used - {group_of(item.nodeid)}:
+            raise pytest.UsageError(f"{item.nodeid} uses the server of {used}; put it into this group of tests/triton/conftest.py")
+    first = [*LONG, *sorted({group_of(item.nodeid) for item in ours} - set(LONG))]
+    ours.sort(key=lambda item: first.index(group_of(item.nodeid)))
+    items[:] = [item for item in items if Path(__file__).parent not in item.path.parents] + ours
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from websockets.sync.client import ClientConnection
+
 from tests.triton.conftest import ROOT, WAIT_TIMEOUT_S, wait_for
 
 
@@ -38,3 +40,33 @@ class Interfaces:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+class Turn:
+    """A turn of Deepgram's protocol on a socket of its own: it has been heard, and has more to say."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self.audio_bytes = 0
+        self._send(type="Speak", text="A text to be spoken, at its length. ")
+        while not self.audio_bytes:
+            assert self._next()["type"] != "Error"
+
+    def _send(self, **message: Any) -> None:
+        self._socket.send(json.dumps(message))
+
+    def _next(self) -> dict[str, Any]:
+        """The next event; audio is counted, and is one without a type."""
+        message = self._socket.recv(timeout=WAIT_TIMEOUT_S)
+        if isinstance(message, str):
+            return dict(json.loads(message))
+        self.audio_bytes += len(message)
+        return {"type": ""}
+
+    def finish(self) -> dict[str, Any]:
+        """More text, and the metadata at the end of the turn. Raises ``ConnectionClosed`` after an error of the protocol."""
+        self._send(type="Speak", text="And its end.")
+        self._send(type="Flush")
+        while (event := self._next())["type"] != "SpeechMetadata":
+            assert event["type"] != "Error", event
+        return event

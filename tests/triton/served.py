@@ -87,8 +87,9 @@ def serving(folder: Path, model_dir: Path, *arguments: str, **settings: str) -> 
     repository = make_repository(folder, model_dir, None, **{**limits, **settings})
     with Keeper(repository, "--max-restarts", "20", *arguments) as keeper:
         yield Served(keeper, repository)
-        keeper.signal()
-        keeper.check_end()
+        if not keeper.has_ended:  # by its last test
+            keeper.signal()
+            keeper.check_end()
 
 
 def end(callers: list[Caller]) -> list[str]:

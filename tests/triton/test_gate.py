@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import queue
 import random
 import uuid
@@ -24,7 +23,6 @@ from bistream.client.exit_codes import EXIT_SERVER
 from bistream.contract.codec import scalar_array, text_array
 from bistream.keeper.server_process import TritonServer
 from gateway.settings import GateLimits
-from tests.formats import SAMPLES_PER_TOKEN
 from tests.triton.chaos import Storm
 from tests.triton.conftest import PATIENCE_S, wait_for
 from tests.triton.gate_process import GateProcess
@@ -66,27 +64,6 @@ def test_a_session_sounds_the_same_through_the_gate(gate: GateProcess, grpc_url:
     through, direct = (ask(url, MODEL, target_text="Twice.", seed=7, **voice) for url in (gate.grpc_url, grpc_url))
     check_audio(through, len("Twice."))
     assert np.array_equal(through.waveform, direct.waveform)
-
-
-def test_text_is_appended_while_audio_comes(gate: GateProcess, voice: Voice) -> None:
-    with Stream(gate.grpc_url) as stream:
-        check_audio(in_pieces(stream, voice), len("".join(PIECES)))
-
-
-def test_an_upstream_client_streams_through_the_gate(gate: GateProcess, reference_wav: NDArray[np.float32]) -> None:
-    answer = ask(gate.grpc_url, "cosyvoice2", **upstream_inputs(reference_wav, "Good morning.", 10))
-    assert answer.error is None and answer.finals == 1 and answer.last_is_empty
-    assert all(output["waveform"].ndim == 1 for output in answer.outputs) and answer.waveform.size % SAMPLES_PER_TOKEN == 0
-
-
-def test_an_upstream_clients_other_questions_are_answered(gate: GateProcess) -> None:
-    """What upstream's benchmark asks after its requests."""
-    client = triton.InferenceServerClient(gate.grpc_url)
-    statistics = client.get_inference_statistics(model_name="", as_json=True)
-    assert {model["name"] for model in statistics["model_stats"]} == {"cosyvoice2", MODEL}
-    config = client.get_model_config(model_name="cosyvoice2", as_json=True)
-    assert config["config"]["name"] == "cosyvoice2" and "model_dir" not in json.dumps(config)
-    client.close()
 
 
 @pytest.fixture(scope="module")
@@ -278,17 +255,6 @@ def test_large_json_is_refused_beside_a_session(gate: GateProcess, server: Trito
 # Sessions and places
 
 
-def test_a_stranger_can_neither_append_nor_cancel(gate: GateProcess, voice: Voice) -> None:
-    session_id = uuid.uuid4().hex
-    with Stream(gate.grpc_url) as stream:
-        start = stream.send(MODEL, session_id=session_id, target_text=PIECES[0], is_end=False, **voice)
-        stream.receive_audio(start)
-        for attack in ({"is_cancel": True}, {"target_text": "Intruder.", "is_start": False, "is_end": False}):
-            assert ask(gate.grpc_url, MODEL, session_id=session_id, **attack).code == "UNKNOWN_SESSION"
-        stream.send(MODEL, session_id=session_id, target_text="Mine.", is_start=False, is_end=True)
-        check_audio(stream.receive(start), len(PIECES[0]) + len("Mine."))
-
-
 def test_a_client_that_goes_frees_its_place(gate: GateProcess, voice: Voice) -> None:
     """The server of the tests takes three sessions: were one kept, the last start would be refused."""
     for _ in range(4):
@@ -297,17 +263,6 @@ def test_a_client_that_goes_frees_its_place(gate: GateProcess, voice: Voice) -> 
         stream.receive_audio(start)
         stream.drop()
     wait_for(lambda: ask(gate.grpc_url, MODEL, target_text="Next.", **voice).code is None, "a free place")
-
-
-def test_hoarding_by_empty_pieces_ends(server: TritonServer, tmp_path: Any, voice: Voice) -> None:
-    limits = GateLimits(max_silence_s=2.0)
-    with GateProcess(server, tmp_path, limits) as gate, Stream(gate.grpc_url) as stream:
-        session_id = uuid.uuid4().hex
-        start = stream.send(MODEL, session_id=session_id, target_text="", is_end=False, **voice)
-        while start.error is None:
-            stream.send(MODEL, session_id=session_id, target_text="", is_start=False, is_end=False)
-            stream.receive_one(start)
-        assert start.code == "SESSION_TIMEOUT"
 
 
 @pytest.mark.slow

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 import uuid
 from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
 from bistream.checkpoints.config import FlowConfig
 from bistream.contract.audio import REFERENCE_SAMPLE_RATE
-from bistream.keeper.server_process import TritonServer
 from bistream.types import FinishReason
 from tests.formats import SAMPLES_PER_TOKEN
-from tests.triton.conftest import PATIENCE_S
-from tests.triton.requests import Answer, Stream, ask, to_input
+from tests.triton.requests import Answer, Stream, ask
 
 EMBEDDING = np.ones(FlowConfig().spk_embed_dim, np.float32)
 
@@ -117,38 +112,3 @@ def test_upstream_streaming_request(grpc_url: str, reference_wav: NDArray[np.flo
 def test_upstream_streaming_errors_end_the_request(grpc_url: str) -> None:
     answer = ask(grpc_url, "cosyvoice2", target_text="No voice.")
     assert answer.code == "INVALID_INPUT" and answer.finals == 1 and answer.last_is_empty
-
-
-def test_upstream_offline_request_over_grpc(offline_server: TritonServer, reference_wav: NDArray[np.float32]) -> None:
-    inputs = [to_input(name, value) for name, value in upstream_inputs(reference_wav, "Good morning.", padding_s=1).items()]
-    with triton.InferenceServerClient(offline_server.grpc_url) as client:
-        result = client.infer("cosyvoice2", inputs, request_id="100000000", outputs=[triton.InferRequestedOutput("waveform")])
-    waveform = result.as_numpy("waveform")
-    assert waveform.ndim == 1 and waveform.size > 0 and waveform.size % SAMPLES_PER_TOKEN == 0
-    assert np.abs(waveform).max() <= 0.99
-
-
-def test_upstream_offline_request_over_http(offline_server: TritonServer, reference_wav: NDArray[np.float32]) -> None:
-    body = {
-        "inputs": [
-            {"name": "reference_wav", "shape": list(reference_wav.shape), "datatype": "FP32", "data": reference_wav.tolist()},
-            {"name": "reference_wav_len", "shape": [1, 1], "datatype": "INT32", "data": [[reference_wav.size]]},
-            {"name": "reference_text", "shape": [1, 1], "datatype": "BYTES", "data": ["A reference."]},
-            {"name": "target_text", "shape": [1, 1], "datatype": "BYTES", "data": ["Good morning."]},
-        ]
-    }
-    request = urllib.request.Request(
-        f"http://{offline_server.http_url}/v2/models/cosyvoice2/infer?request_id=0",
-        data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
-        answer = json.load(response)
-    waveform = np.array(answer["outputs"][0]["data"], np.float32)
-    assert waveform.ndim == 1 and waveform.size > 0 and waveform.size % SAMPLES_PER_TOKEN == 0
-
-
-def test_offline_errors_carry_their_code(offline_server: TritonServer) -> None:
-    with Stream(offline_server.grpc_url) as stream:
-        answer = stream.receive_error(stream.send("cosyvoice2", target_text="No voice."))
-    assert answer.code == "INVALID_INPUT"

@@ -106,8 +106,8 @@ def test_the_death_of_one_leaves_the_other_as_it_is(tmp_path: Path, tiny_model_d
 
 
 def test_a_port_in_use_ends_both_with_its_sentence(tmp_path: Path, tiny_model_dir: Path) -> None:
-    """That of the interfaces, who find it while the server loads its models."""
-    repository = make_repository(tmp_path, tiny_model_dir)
+    """That of the interfaces, who find it while the server loads its model."""
+    repository = make_repository(tmp_path, tiny_model_dir, ["speaker_embedding"])
     both = Both(repository)
     with socket.create_server(("127.0.0.1", both.port)):
         done = subprocess.run(both.command, stderr=subprocess.PIPE, text=True, timeout=START_TIMEOUT_S, check=False)

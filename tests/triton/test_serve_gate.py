@@ -1,4 +1,5 @@
-"""``scripts/serve.py`` with the gate in front: what clients reach, what they do not, what the loss of either process costs, and the end."""
+"""``bistream serve`` with the gate in front, on an address that the user has opened: what clients reach, what they do not, what the loss of
+either process costs, and the end in use."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator
@@ -17,11 +19,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bistream.keeper.health import READY
+from bistream.keeper.health import LIVE, READY
 from bistream.metrics.families import HOP_STAGES, OUTER_STAGES, TOKENS_STAGES
 from tests.ports import port
 from tests.triton.conftest import PATIENCE_S, ROOT, START_TIMEOUT_S, make_repository, wait_for
-from tests.triton.keeper import Keeper
+from tests.triton.keeper import SUB_COMMAND, Keeper
 from tests.triton.requests import Answer, Stream, ask
 from tests.triton.scraping import Scrape
 from tests.triton.sockets import family, is_loopback, listening
@@ -31,6 +33,7 @@ from tests.triton.upstream_clients import ask_statistics, stream_each
 Voice = dict[str, Any]
 PIECES = ["The first words are spoken, ", "the next come later, ", "and these are the last."]
 SESSIONS = 8
+LONG = "300"  # seconds; no test waits for it
 MANY = {"max_sessions": "16", "cosyvoice2_bistream.max_sessions": str(SESSIONS)}
 
 
@@ -44,7 +47,8 @@ def keeper(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path, metri
     """One service for the tests below, each of which leaves it working but the last. No probe speaks beside them."""
     repository = make_repository(tmp_path_factory.mktemp("served"), tiny_model_dir, None, **MANY)
     health_port = metrics_url.partition("/metrics")[0].rpartition(":")[2]
-    with Keeper(repository, "--health-port", health_port, "--probe-interval-s", "0", "--drain-timeout-s", "1") as made:
+    options = ("--grpc-address", "0.0.0.0", "--health-port", health_port, "--probe-interval-s", "0", "--drain-timeout-s", LONG)
+    with Keeper(repository, *options, program=SUB_COMMAND) as made:
         yield made
 
 
@@ -54,10 +58,10 @@ def read(metrics_url: str) -> Scrape:
         return Scrape(response.read().decode())
 
 
-def start(stream: Stream, voice: Voice) -> tuple[str, Answer]:
-    """A session that speaks and waits for more text."""
+def start(stream: Stream, voice: Voice, is_end: bool = False) -> tuple[str, Answer]:
+    """A session that speaks, and waits for more text unless ``is_end``."""
     session_id = uuid.uuid4().hex
-    answer = stream.send(MODEL, session_id=session_id, target_text=PIECES[0], is_end=False, **voice)
+    answer = stream.send(MODEL, session_id=session_id, target_text=PIECES[0], is_end=is_end, **voice)
     stream.receive_audio(answer)
     return session_id, answer
 
@@ -74,13 +78,16 @@ def finish(stream: Stream, session_id: str, answer: Answer) -> None:
     check_audio(stream.receive(answer), len("".join(PIECES)))
 
 
-def is_ready(keeper: Keeper) -> bool:
-    """The word of the gate at the public port."""
+def status(url: str) -> int:
+    """0 while nobody answers."""
     try:
-        with urllib.request.urlopen(f"http://{keeper.http_url}{READY}", timeout=PATIENCE_S) as response:
-            return bool(response.status == 200)
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
     except OSError:
-        return False
+        return 0
 
 
 def test_clients_reach_the_front_models_and_no_inner_model(keeper: Keeper, voice: Voice) -> None:
@@ -90,13 +97,15 @@ def test_clients_reach_the_front_models_and_no_inner_model(keeper: Keeper, voice
         assert ask(keeper.grpc_url, model, target_text="x").code == "INVALID_INPUT"
 
 
-def test_nothing_listens_outside_loopback(keeper: Keeper, voice: Voice) -> None:
+def test_nothing_listens_outside_loopback_but_the_opened_address(keeper: Keeper, voice: Voice) -> None:
     with Stream(keeper.grpc_url) as stream:
         session = start(stream, voice)
         sockets = listening(family(keeper.pid))
         finish(stream, *session)
     assert len(sockets) == 6, sockets  # two doors of the gate; Triton's gRPC, HTTP and metrics; the keeper's health and metrics
-    assert all(is_loopback(address) for address, _ in sockets), sockets
+    (open_to_all,) = {one for one in sockets if not is_loopback(one[0])}
+    port_in_the_open = int(keeper.grpc_url.rpartition(":")[2])
+    assert open_to_all in (("0.0.0.0", port_in_the_open), ("::", port_in_the_open)), "gRPC takes both families where it can"
 
 
 def test_a_gate_that_dies_is_replaced_alone(keeper: Keeper, voice: Voice) -> None:
@@ -105,7 +114,7 @@ def test_a_gate_that_dies_is_replaced_alone(keeper: Keeper, voice: Voice) -> Non
         start(stream, voice)
         os.kill(gate, signal.SIGKILL)
         wait_for(lambda: not Path(f"/proc/{gate}").exists(), "its end")
-        wait_for(lambda: is_ready(keeper), "the next gate")
+        wait_for(lambda: status(f"http://{keeper.http_url}{READY}") == 200, "the next gate")
     with Stream(keeper.grpc_url) as stream:
         finish(stream, *start(stream, voice))
     assert keeper.triton == triton and keeper.gate != gate
@@ -142,16 +151,6 @@ def test_a_server_that_dies_gives_each_session_one_error_and_comes_back(keeper: 
         stream.__exit__(None, None, None)
 
 
-def test_without_a_gate_clients_reach_the_server(tmp_path: Path, tiny_model_dir: Path, reference_wav: NDArray[np.float32]) -> None:
-    repository = make_repository(tmp_path, tiny_model_dir, ["speaker_embedding"])
-    with Keeper(repository, "--direct") as keeper:
-        assert keeper.grpc_url == keeper.triton_url
-        assert ask(keeper.grpc_url, "speaker_embedding", reference_wav=reference_wav).outputs
-        assert len(listening(family(keeper.pid))) == 3
-        keeper.signal()
-        keeper.check_end()
-
-
 def test_upstreams_client_streams(keeper: Keeper, reference_wav: NDArray[np.float32]) -> None:
     before = ask_statistics(keeper.grpc_url)
     spoken = stream_each(keeper.grpc_url, reference_wav[0], "A reference.", ["Good morning.", "Good night."])
@@ -159,33 +158,31 @@ def test_upstreams_client_streams(keeper: Keeper, reference_wav: NDArray[np.floa
     assert ask_statistics(keeper.grpc_url) >= before + len(spoken)  # the keeper's probes count too
 
 
-def test_sessions_that_do_not_end_in_time_get_an_error(keeper: Keeper, voice: Voice) -> None:
+def test_running_sessions_finish_and_new_ones_are_refused(keeper: Keeper, voice: Voice, metrics_url: str) -> None:
     """Last: it ends the service."""
+    health = metrics_url.removesuffix("/metrics")
     with Stream(keeper.grpc_url) as stream:
-        _, answer = start(stream, voice)
+        undisturbed = stream.receive(start(stream, voice, is_end=True)[1]).waveform.size
+        session_id, answer = start(stream, voice)
         keeper.signal()
-        stream.receive(answer)
-        assert answer.code == "SHUTTING_DOWN" and answer.finals == 1 and answer.last_is_empty
+        keeper.wait_said("gate: draining: 1 sessions")
+        keeper.wait_said("draining: 1 sessions left")
+        assert (status(health + READY), status(health + LIVE)) == (503, 200) and not keeper.is_announced()
+        for model in (MODEL, "cosyvoice2"):
+            refused = ask(keeper.grpc_url, model, target_text="Too late.", **voice)
+            assert refused.code == "SHUTTING_DOWN" and refused.error is not None and refused.error.retryable
+            assert refused.finals == 1 and refused.last_is_empty
+        assert not keeper.has_ended
+        send_rest(stream, session_id)
+        check_audio(stream.receive(answer), len("".join(PIECES)))
+        assert answer.waveform.size > undisturbed > 0
     keeper.check_end()
 
 
 def check_the_benchmark(grpc_url: str, metrics_url: str) -> None:
     """Two callers in two processes, after one session that does not count."""
     command = [sys.executable, str(ROOT / "benchmarks/first_audio.py"), "--server", grpc_url, "--metrics", metrics_url]
-    command += [
-        "--closed",
-        "2",
-        "--requests",
-        "2",
-        "--processes",
-        "2",
-        "--text",
-        "One two three.",
-        "--texts",
-        "pieces",
-        "--text-rate",
-        "50",
-    ]
+    command += "--closed 2 --requests 2 --processes 2 --texts pieces --text-rate 50 --text".split() + ["One two three."]
     command += ["--reference-audio", str(ROOT / "assets/reference.wav"), "--reference-text", "A reference."]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=START_TIMEOUT_S)  # three processes
     assert done.returncode == 0, done.stderr

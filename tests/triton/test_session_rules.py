@@ -1,8 +1,7 @@
-"""Rules of a session that hold inside the models, without a gate in front of them: strangers, hoarders, special tokens, many pieces."""
+"""Rules of a session that hold inside the models, without a gate in front of them: strangers, special tokens, many pieces."""
 
 from __future__ import annotations
 
-import time
 import uuid
 
 import numpy as np
@@ -14,13 +13,10 @@ from bistream.client.client import BistreamClient
 from bistream.client.server_errors import server_error
 from bistream.contract.audio import SILENCE_S
 from bistream.keeper.server_process import TritonServer
-from bistream.text.special_tokens import SPECIAL_TOKENS
 from tests.formats import SAMPLE_RATE
-from tests.triton.conftest import MOST_CHARS, PATIENCE_S
+from tests.triton.conftest import MOST_CHARS
 from tests.triton.requests import Stream, ask
 from tests.triton.test_sessions import MODEL, Voice, check_audio
-
-PLACES = 3
 
 
 @pytest.fixture
@@ -52,35 +48,6 @@ def test_our_client_keeps_its_sessions_to_itself(url: str, voice: Voice) -> None
         assert [chunk.text_consumed for chunk in session][-1] == len(f"{text} Still.")
 
 
-def test_places_cannot_be_hoarded(url: str, voice: Voice) -> None:
-    nothing = ["", " ", "\n"]  # many blanks become tokens, which this model speaks
-    streams = [Stream(url) for _ in range(PLACES)]
-    try:
-        ids = [uuid.uuid4().hex for _ in streams]
-        starts = [
-            stream.send(MODEL, session_id=session_id, target_text="", is_end=False, **voice)
-            for stream, session_id in zip(streams, ids, strict=True)
-        ]
-        began = time.monotonic()
-        number = 0
-        while not all(start.error for start in starts):
-            assert time.monotonic() < began + PATIENCE_S, "the places are held for ever"
-            for stream, session_id, start in zip(streams, ids, starts, strict=True):
-                if start.error is None:
-                    piece = nothing[number % len(nothing)]
-                    answer = stream.send(MODEL, session_id=session_id, target_text=piece, is_start=False, is_end=False)
-                    stream.receive(answer)
-                    if answer.error is not None:  # tritonclient hides which request failed
-                        start.error = answer.error
-            number += 1
-            time.sleep(0.2)
-        assert {start.code for start in starts} == {"SESSION_TIMEOUT"}
-        check_audio(ask(url, MODEL, target_text="Next.", **voice), len("Next."))
-    finally:
-        for stream in streams:
-            stream.drop()
-
-
 @pytest.mark.parametrize("token", ["<|endofprompt|>", "[laughter]"])
 def test_special_tokens_without_end_are_refused_and_one_is_spoken_or_silence(url: str, voice: Voice, token: str) -> None:
     assert ask(url, MODEL, target_text=token * (MOST_CHARS // len(token)), **voice).code == "INVALID_INPUT"
@@ -89,11 +56,6 @@ def test_special_tokens_without_end_are_refused_and_one_is_spoken_or_silence(url
         check_audio(answer, len(token))
     else:
         assert answer.error is None and len(answer.waveform) == round(SILENCE_S * SAMPLE_RATE) and not answer.waveform.any()
-
-
-def test_all_special_tokens_between_words_are_spoken(grpc_url: str, voice: Voice) -> None:
-    text = "".join(f"so {token} " for token in SPECIAL_TOKENS[:6])
-    check_audio(ask(grpc_url, MODEL, target_text=text, **voice), len(text))
 
 
 def test_thousands_of_pieces_are_answered(url: str, voice: Voice) -> None:

@@ -59,17 +59,15 @@ def flow_pages(pipeline: LocalPipeline) -> PoolUse:
 
 def test_a_session_beyond_the_context_speaks_to_its_end(pipeline: LocalPipeline) -> None:
     """With all its samples, text positions that never go back, and its memory free again."""
-    first, second = (list(pipeline.stream(iter(TEXT.split(" ")), voice())) for _ in range(2))
-    seconds = sum(len(chunk.waveform) for chunk in first) / SAMPLE_RATE
+    chunks = list(pipeline.stream(iter(TEXT.split(" ")), voice()))
+    seconds = sum(len(chunk.waveform) for chunk in chunks) / SAMPLE_RATE
     characters = len(TEXT.replace(" ", ""))
     assert seconds > 2 * CONTEXT_S
-    assert sum(len(chunk.waveform) for chunk in first) % SAMPLES_PER_TOKEN == 0
-    for earlier, later in itertools.pairwise(first):
+    assert sum(len(chunk.waveform) for chunk in chunks) % SAMPLES_PER_TOKEN == 0
+    for earlier, later in itertools.pairwise(chunks):
         assert earlier.text_consumed <= later.text_consumed <= later.text_position <= characters
         assert earlier.text_position <= later.text_position
-    assert first[-1].text_consumed == first[-1].text_position == characters
-    once, again = (np.concatenate([chunk.waveform for chunk in chunks]) for chunks in (first, second))
-    assert np.array_equal(once, again), "the same text and seed"
+    assert chunks[-1].text_consumed == chunks[-1].text_position == characters
     pages = flow_pages(pipeline)
     assert pages.used == 0 and pages.most == CONTEXT_S
 

@@ -16,7 +16,7 @@ from bistream.sessions.ports import BistreamRequest
 from bistream.types import FloatArray, GenerationOptions
 from tests.sounds import speech_like
 
-SESSIONS, DIFFERENT = 16, 8
+SESSIONS, DIFFERENT = 8, 4
 TEXTS = ("Hi", "你好", "Hi", "你好")
 
 
@@ -35,7 +35,7 @@ class Speech:
 
 def speeches() -> list[Speech]:
     """Voices of 25 and 30 speech tokens: other phases of blocks and chunks."""
-    return [Speech(TEXTS[k % 4], k, (1.0, 1.2)[k // 4], (0, 1)[(k + k // 4) % 2]) for k in range(DIFFERENT)]
+    return [Speech(TEXTS[k % 4], k, (1.0, 1.2)[k // 2], (0, 1)[(k + k // 2) % 2]) for k in range(DIFFERENT)]
 
 
 class Conversation:

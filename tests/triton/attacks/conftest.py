@@ -35,8 +35,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> I
 def busy(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Served]:
     """Room for many sessions. Small steps, so that most prompts take several, and places of the text read from the attention."""
     settings = {"max_sessions": "160", "cosyvoice2_bistream.max_sessions": "80", "voice_cache_size": "8", "max_offline_jobs": "80"}
-    settings |= {"llm_bistream.max_rows": "64", "llm_bistream.text_position_head": "1,0"}
-    yield from attacked(tmp_path_factory.mktemp("busy"), tiny_model_dir, (), {**OFFLINE, **settings})
+    settings |= {"llm_bistream.max_rows": "64", "llm_bistream.text_position_head": "1,0", "cosyvoice2.bls_instance_num": "2"}
+    gate = ("--drain-timeout-s", "300")  # no test waits for it
+    yield from attacked(tmp_path_factory.mktemp("busy"), tiny_model_dir, gate, {**OFFLINE, **settings})
 
 
 def attacked(folder: Path, model_dir: Path, gate: tuple[str, ...], settings: dict[str, str]) -> Iterator[Served]:

@@ -136,14 +136,16 @@ def test_what_is_said_when_the_memory_is_full(tmp_path: Path) -> None:
         assert status == 503 and json.loads(body) == {"error": FULL}
 
 
-@pytest.mark.parametrize("sent", [b"", head(1)[:40], frame(Kind.PING, 0, 0, bytes(8))], ids=["nothing", "half a head", "a ping"])
-def test_a_connection_without_a_call_is_closed(sent: bytes, tmp_path: Path) -> None:
+def test_a_connection_without_a_call_is_closed(tmp_path: Path) -> None:
+    """Whether it has sent nothing, half a head or a ping."""
+
     async def hold(edge: Edge) -> None:
-        busy, idle = [await Connection.open(edge.grpc_port, "127.0.0.7") for _ in range(2)]
+        busy, *idle = [await Connection.open(edge.grpc_port, "127.0.0.7") for _ in range(4)]
         live = busy.begin()
         assert await talk(busy, live, 1)
-        idle.writer.write(sent)
-        await asyncio.wait_for(idle.task, PATIENCE_S)
+        for each, sent in zip(idle, (b"", head(1)[:40], frame(Kind.PING, 0, 0, bytes(8))), strict=True):
+            each.writer.write(sent)
+        await asyncio.wait_for(asyncio.gather(*(each.task for each in idle)), PATIENCE_S)
         assert await talk(busy, live, 2)
         await busy.close()
 

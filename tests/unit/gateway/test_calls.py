@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -104,6 +106,32 @@ def test_a_message_that_does_not_come_is_not_waited_for(rig: GateRig, monkeypatc
             assert (await end_of(call))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
 
     beside(rig, test)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_unary_call_has_one_message(rig: GateRig, count: int) -> None:
+    async def test(channel: Any) -> None:
+        call = channel.stream_stream(f"{SERVICE}/ServerLive")()
+        for _ in range(count):
+            await call.write(LIVE)
+        await call.done_writing()
+        assert (await end_of(call))[0] == grpc.StatusCode.INVALID_ARGUMENT
+        assert await live(channel)
+
+    beside(rig, test)
+
+
+def test_http_1_is_not_spoken(rig: GateRig) -> None:
+    """The connection ends without an answer; the next one is served."""
+    host, _, port = rig.grpc_url.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as peer, contextlib.suppress(ConnectionResetError):
+        peer.sendall(f"POST {SERVICE}/ServerLive HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
+        assert not b"".join(iter(lambda: peer.recv(1000), b"")).startswith(b"HTTP/1.1 2")
+    beside(rig, is_live)
+
+
+async def is_live(channel: Any) -> None:
+    assert await live(channel)
 
 
 def test_words_of_a_status_are_cut_and_always_utf_8() -> None:

@@ -16,13 +16,26 @@ from gateway.settings import GateLimits
 from tests.unit.client.fake_server import Speakers
 from tests.unit.gateway.company import Company
 from tests.unit.gateway.marks import long
+from tests.unit.gateway.requests import message
 from tests.unit.gateway.rig import TIMEOUT_S, FakeTriton, GateRig
-from tests.unit.gateway.test_curl import CANCEL, END, LIVE, SERVICE, START, STREAM, framed
 from tests.unit.gateway.test_process import Process
 
 pytestmark = pytest.mark.skipif(shutil.which("h2load") is None, reason="there is no h2load; install Debian's package nghttp2-client")
 MANY, LONG_S = 100, 15
 Load = Callable[..., int]
+SERVICE = "/inference.GRPCInferenceService"
+STREAM, LIVE = f"{SERVICE}/ModelStreamInfer", f"{SERVICE}/ServerLive"
+START = message(request_id="start", target_text="x", session_id="a", is_start=True, is_end=False)
+END = message(request_id="end", target_text="y", session_id="a", is_start=False, is_end=True)
+CANCEL = message(request_id="cancel", session_id="a", is_cancel=True)
+
+
+def framed(*messages: Any) -> bytes:
+    """As gRPC sends messages: not compressed, length, contents."""
+    contents = [made.SerializeToString() for made in messages]
+    return b"".join(b"\0" + len(content).to_bytes(4, "big") + content for content in contents)
+
+
 QUESTION = framed(service_pb2.ServerLiveRequest())
 
 

@@ -158,11 +158,10 @@ def test_the_ready_file_stays_young_while_the_gate_turns(tmp_path: Path) -> None
 
 def test_an_address_of_other_machines_without_a_proxy_is_warned_of(tmp_path: Path) -> None:
     server = FakeTriton(Speakers())
-    for behind_proxy in (False, True):
-        with Process(tmp_path, server, behind_proxy=behind_proxy) as gate:
-            gate.process.terminate()
-            _, errors = gate.process.communicate(timeout=TIMEOUT_S)
-            assert "open to other machines" not in errors
+    with Process(tmp_path, server, address="0.0.0.0", behind_proxy=True) as gate:
+        gate.process.terminate()
+        _, errors = gate.process.communicate(timeout=TIMEOUT_S)
+        assert "open to other machines" not in errors
     with Process(tmp_path, server, address="0.0.0.0") as gate:
         gate.process.terminate()
         gate.check_end("open to other machines")

@@ -1,4 +1,5 @@
-"""Every way in which an utterance can end, over sockets: counted once, and written down once, under the same name."""
+"""Every way in which an utterance can end, over sockets: counted once, and written down once, under the same name. Clients that leave:
+test_gone_clients.py."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ import contextlib
 import json
 import logging
 import re
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from interfaces.settings import InterfaceLimits
 from tests.unit.client.fake_server import FakeServer, Received, Stream
 from tests.unit.interfaces.rig import ReadyServer, Running, running
 from tests.unit.interfaces.test_conversation import MemorySocket, ScriptedService, converse, speak
-from tests.unit.interfaces.test_gone_clients import vanish, vanish_under, wait_in_loop
+from tests.unit.interfaces.test_gone_clients import wait_in_loop
 from tests.unit.interfaces.vendors import ALL, CANCELS, MULTI, SINGLE, begin, finish
 
 WAIT_S = 120.0
@@ -96,17 +96,18 @@ def ask(front: Running, text: str, voice: str = "anna", stream_format: str = "au
         answer.read()
 
 
-@pytest.mark.parametrize("stream_format", ["audio", "sse"])
 @pytest.mark.parametrize(
-    ("text", "voice", "ending", "reason"),
+    ("text", "voice", "ending", "reason", "stream_format"),
     [
-        ("speak", "anna", Ending.DONE, "eos"),
-        ("speak", "nobody", Ending.REFUSED, "unknown_speaker"),
-        ("before BUSY", "anna", Ending.REFUSED, "busy"),
-        ("before ENGINE_ERROR", "anna", Ending.FAILED, "engine_error"),
-        ("after ENGINE_ERROR", "anna", Ending.CUT_OFF, "engine_error"),
-        ("before SESSION_TIMEOUT", "anna", Ending.TIMED_OUT, "session_timeout"),
-        ("after SESSION_TIMEOUT", "anna", Ending.TIMED_OUT, "session_timeout"),
+        ("speak", "anna", Ending.DONE, "eos", "audio"),
+        ("speak", "anna", Ending.DONE, "eos", "sse"),
+        ("speak", "nobody", Ending.REFUSED, "unknown_speaker", "audio"),
+        ("before BUSY", "anna", Ending.REFUSED, "busy", "audio"),
+        ("before ENGINE_ERROR", "anna", Ending.FAILED, "engine_error", "sse"),
+        ("after ENGINE_ERROR", "anna", Ending.CUT_OFF, "engine_error", "audio"),
+        ("after ENGINE_ERROR", "anna", Ending.CUT_OFF, "engine_error", "sse"),
+        ("before SESSION_TIMEOUT", "anna", Ending.TIMED_OUT, "session_timeout", "audio"),
+        ("after SESSION_TIMEOUT", "anna", Ending.TIMED_OUT, "session_timeout", "sse"),
     ],
 )
 def test_over_http(
@@ -114,21 +115,6 @@ def test_over_http(
 ) -> None:
     ask(front, text, voice, stream_format)
     check(front, written, ending, reason)
-
-
-@pytest.mark.parametrize("text", ["hold", "before hold"])
-@pytest.mark.parametrize("how", ["audio", "sse", "timed"])
-def test_an_http_client_that_leaves(front: Running, written: pytest.LogCaptureFixture, text: str, how: str) -> None:
-    given = {"model": "tts-1", "voice": "anna", "input": text, "response_format": "pcm", "stream_format": how}
-    path = "/v1/text-to-speech/anna/stream/with-timestamps?output_format=pcm_24000" if how == "timed" else "/v1/audio/speech"
-    body = json.dumps({"text": text} if how == "timed" else given).encode()
-    with socket.create_connection(("127.0.0.1", front.port), timeout=WAIT_S) as client:
-        client.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
-        wait_in_loop(front, lambda: front.service.open_speeches == 1)
-        if text == "hold":
-            assert client.recv(100).startswith(b"HTTP/1.1 200")
-        vanish(client)
-    check(front, written, Ending.LEFT, "cancelled")
 
 
 @pytest.mark.parametrize("path", ALL)
@@ -139,17 +125,13 @@ def test_an_http_client_that_leaves(front: Running, written: pytest.LogCaptureFi
         ("before BUSY", Ending.REFUSED),
         ("before ENGINE_ERROR", Ending.FAILED),
         ("after ENGINE_ERROR", Ending.CUT_OFF),
-        ("hold", Ending.LEFT),
     ],
 )
 def test_over_a_websocket(front: Running, written: pytest.LogCaptureFixture, path: str, text: str, ending: Ending) -> None:
     with connect(front.ws + path, open_timeout=WAIT_S) as client:
-        for message in [*begin(path, text), *([] if ending is Ending.LEFT else [finish(path)])]:
+        for message in [*begin(path, text), finish(path)]:
             client.send(message)
         wait_in_loop(front, lambda: front.service.counts.speeches == 1)
-        if ending is Ending.LEFT:
-            wait_in_loop(front, lambda: front.service.counts.audio_s > 0)
-            vanish_under(client)
         check(front, written, ending)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
+from interfaces.core.record import Ending
 from interfaces.core.speech import Speech
 from tests.unit.client.fake_server import FakeServer, Received, Stream
 from tests.unit.interfaces.rig import ReadyServer, Running, running
@@ -66,6 +67,7 @@ def is_freed(front: Running, server: FakeServer) -> None:
     assert front.freed.wait(WAIT_S), "the utterance is freed"  # type: ignore[attr-defined]
     assert server.stream_gone.wait(WAIT_S), "the session on the server ends"
     wait_in_loop(front, lambda: front.service.open_speeches == 0)
+    assert +front.service.counts.endings == {Ending.LEFT: 1}
 
 
 def wait_in_loop(front: Running, condition: Callable[[], bool]) -> None:

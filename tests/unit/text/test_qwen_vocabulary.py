@@ -55,6 +55,9 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
 
 
 def parts_of(entry: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
+    splits = [(entry[:place], entry[place:]) for place in range(1, len(entry)) if entry[:place] in ranks and entry[place:] in ranks]
+    if len(splits) == 1:
+        return splits[0]
     parts = [bytes([byte]) for byte in entry]
     while len(parts) > 2:
         pairs = [left + right for left, right in zip(parts, parts[1:], strict=False)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
+import copy
+import functools
 
 import numpy as np
 import pytest
@@ -14,6 +14,9 @@ from bistream.checkpoints.config import CheckpointConfig, DitConfig, DitFlowConf
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
 from bistream.gpu.tier import Tier, TierChoice
+from bistream.token2mel import weights as unet_weights
+from bistream.token2mel.dit import weights as dit_weights
+from bistream.token2mel.flow import FlowModel
 from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.token2mel.state import FlowState
 from bistream.types import VoicePrompt
@@ -50,15 +53,14 @@ def make_stage(
     max_suspensions: int = 5,
     flow_context_s: float = 300.0,
 ) -> FlowStage:
-    """A stage on a model directory that holds only ``flow.pt`` and is deleted after loading.
+    """A stage with a network of its own, which a test may change.
 
     tier: ``GRAPHS`` runs the same functions uncompiled, which only tests do.
     """
-    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+    network = copy.deepcopy(_network(checkpoint.flow, getattr(torch, dtype)))
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bistream.token2mel.stage.flow_tier", lambda *_: TierChoice("flow", tier, "a test", ()))
-        torch.save(random_state(checkpoint.flow), Path(directory) / "flow.pt")
         config = RuntimeConfig(
-            model_dir=directory,
             device="cpu",
             dtype=dtype,
             flow_state_mb=flow_state_mb,
@@ -67,7 +69,15 @@ def make_stage(
             max_suspensions=max_suspensions,
             flow_context_s=flow_context_s,
         )
-        return FlowStage(config, checkpoint, incremental=incremental, reserve_tokens=reserve_tokens)
+        return FlowStage(config, checkpoint, incremental=incremental, reserve_tokens=reserve_tokens, network=network)
+
+
+@functools.cache
+def _network(sizes: FlowConfig, dtype: torch.dtype) -> FlowModel:
+    state, device = random_state(sizes), torch.device("cpu")
+    if isinstance(sizes, DitFlowConfig):
+        return dit_weights.build_network(state, sizes, device, dtype)
+    return unet_weights.build_network(state, sizes, device, dtype)
 
 
 def make_prompt(tokens: int, seed: int = 0) -> VoicePrompt:

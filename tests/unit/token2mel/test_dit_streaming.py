@@ -21,7 +21,6 @@ from tests.unit.token2mel.flow_fixtures import (
     TINY_DIT,
     assert_same,
     cut,
-    hop_mel,
     make_prompt,
     make_stage,
     make_tokens,
@@ -77,24 +76,6 @@ def test_non_finite_numbers_fail_their_session_only(prompt_tokens: int) -> None:
     for seed in range(4):  # reuse its pages
         other = make_prompt(60, seed)
         assert_same(run(subject, other, cut(tokens * 3, [60, 30]))[1], run(stage(False), other, [tokens * 3])[0][:, 2 * 57 :])
-
-
-def test_a_session_that_outgrows_the_pool_forgets_its_oldest_speech() -> None:
-    small = make_stage(flow_state_mb=2, checkpoint=DIT_CHECKPOINT)
-    rest = small.pool.total - 5
-    small.pool.take(small.pool.open(rest, b"", 0), rest)  # another owner holds them
-    small.reserve_chunks = 0
-    prompt, pieces = make_prompt(30), cut(make_tokens(240), [40] * 6)
-    state = small.open(prompt)
-    expected = run(stage(), prompt, pieces)
-    exact = []
-    for index, (piece, other) in enumerate(zip(pieces, expected, strict=True)):
-        mel = hop_mel(small, state, piece, index == 5)
-        assert mel.shape == other.shape and torch.isfinite(mel).all()
-        exact.append(torch.allclose(mel, other, atol=1e-4))
-        small.check_integrity()
-    assert state.has_forgotten and exact == sorted(exact, reverse=True) and 0 < sum(exact) < len(exact)
-    state.close()
 
 
 def test_the_network_has_the_released_keys_and_sizes() -> None:

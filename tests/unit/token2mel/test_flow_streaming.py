@@ -146,7 +146,7 @@ def test_bounded_context_costs_constant_memory_and_changes_the_result(network: s
     subject.check_integrity()
 
 
-@of_every_network
+@pytest.mark.parametrize("network", ["unet in graphs", "dit"])  # the plain U-Net: tests/parity/test_flow_inference.py
 @pytest.mark.parametrize("dtype, floor_db", [("bfloat16", 40), ("float16", 58)])
 def test_16_bit_stays_close_to_float32(network: str, dtype: str, floor_db: float) -> None:
     """Floors are 7 dB below the measured values; a wrong cast of state or solver lands far below them."""

@@ -70,7 +70,7 @@ def by_onnxruntime(path: Path, recordings: Sequence[Tensor]) -> FloatArray:
     return np.concatenate([session.run(None, {session.get_inputs()[0].name: one[None].numpy()})[0] for one in recordings])
 
 
-@pytest.mark.parametrize("opset", [11, 17])
+@pytest.mark.parametrize("opset", [11, pytest.param(17, marks=pytest.mark.slow)])
 def test_an_export_of_the_module(tmp_path: Path, opset: int) -> None:
     """The whole depth, at a fraction of the width: weights as in the released file, and its results, in PyTorch and in onnxruntime."""
     config = CampplusConfig(channels=4, width=16, growth=4, bottleneck=16, context=8, size=24)

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,10 @@ from websockets.sync.client import connect
 from bistream.processes.control_files import LONGEST_STOP_S
 from tests.triton.callers import Caller
 from tests.triton.conftest import wait_for
-from tests.triton.interfaces_process import Interfaces
+from tests.triton.interfaces_process import Interfaces, Turn
 from tests.triton.processes import described, named, replaced
 from tests.triton.reliability import Attack
-from tests.triton.served import CALLERS, Served, end, serving
-from tests.triton.test_interfaces_servers import Turn
+from tests.triton.served import CALLERS, Served, end
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +28,7 @@ LONG_TEXT = "Streets and trees, one after the other, all the way. " * 3  # its a
 OTHERS = (*MODELS, "gate", "keeper")
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("hangs"), tiny_model_dir) as one:
-        yield one
-
-
-def stop_for_good(served: Served, process: int, callers: list[Caller]) -> tuple[list[str], float]:
+def stop_for_good(process: int, callers: list[Caller]) -> tuple[list[str], float]:
     """What callers hear who all say more, and after how long the last one hears it."""
     os.kill(process, signal.SIGSTOP)
     stopped_at = time.monotonic()
@@ -59,73 +52,55 @@ def stand_still(process: int, meanwhile: Callable[[], None] = lambda: None) -> N
     must="one `ENGINE_ERROR` for each session within 16 s; new ones have their audio after a restart",
 )
 @pytest.mark.parametrize("model", ["token2wav", pytest.param("llm_bistream", marks=pytest.mark.slow)])
-def test_a_stage_that_hangs_ends_each_session_with_one_error(served: Served, model: str, attack: Attack) -> None:
-    before = named(served.keeper.pid)
-    server, callers = served.server, served.callers()
-    outcomes, told_s = stop_for_good(served, served.process(model), callers)
+def test_a_stage_that_hangs_ends_each_session_with_one_error(busy: Served, model: str, attack: Attack) -> None:
+    before = named(busy.keeper.pid)
+    server, callers = busy.server, busy.callers()
+    outcomes, told_s = stop_for_good(busy.process(model), callers)
     attack.got(outcomes)
     attack.remarks.append(f"told after {told_s:.1f} s")
     assert outcomes == ["ENGINE_ERROR"] * CALLERS
-    served.wait_restarted(server)
-    assert served.new_session() == "audio"
-    attack.processes = described(before, named(served.keeper.pid))
+    busy.wait_restarted(server)
+    assert busy.new_session() == "audio"
+    attack.processes = described(before, named(busy.keeper.pid))
     logger.info("%s: told after %.1f s", model, told_s)
     assert told_s > LONGEST_STOP_S and (told_s < TOLD_S or not attack.is_reported)
 
 
 @pytest.mark.slow
 @pytest.mark.attack(
-    "SIGSTOP of `cosyvoice2_bistream` for good, while sessions speak",
+    "SIGSTOP of `{name}` for good, while sessions speak",
     must="one `ENGINE_ERROR` for each session within 16 s; new ones have their audio after a restart",
 )
-def test_a_front_model_that_hangs_is_replaced_with_the_server(served: Served, attack: Attack) -> None:
+@pytest.mark.parametrize("name", ["cosyvoice2_bistream", "tritonserver"])
+def test_what_holds_the_streams_and_hangs_is_replaced_with_the_server(busy: Served, name: str, attack: Attack) -> None:
     """The gate turns the end of the stream into an error."""
-    before = named(served.keeper.pid)
-    server, callers = served.server, served.callers()
-    outcomes, told_s = stop_for_good(served, served.process("cosyvoice2_bistream"), callers)
+    before = named(busy.keeper.pid)
+    server, callers = busy.server, busy.callers()
+    outcomes, told_s = stop_for_good(before[name], callers)
     attack.got(outcomes)
     attack.remarks.append(f"told after {told_s:.1f} s")
     assert [set(outcome.split()) for outcome in outcomes] == [{"ENGINE_ERROR"}] * CALLERS  # the piece that was never answered has one, too
-    served.wait_restarted(server)
-    assert served.new_session() == "audio"
-    attack.processes = described(before, named(served.keeper.pid))
-    logger.info("front model: told after %.1f s", told_s)
-    assert told_s > LONGEST_STOP_S and (told_s < TOLD_S or not attack.is_reported)
-
-
-@pytest.mark.slow
-@pytest.mark.attack(
-    "SIGSTOP of `tritonserver` for good, while sessions speak",
-    must="one `ENGINE_ERROR` for each session within 16 s; new ones have their audio after a restart",
-)
-def test_a_server_that_hangs_is_replaced(served: Served, attack: Attack) -> None:
-    before = named(served.keeper.pid)
-    server, callers = served.server, served.callers()
-    outcomes, told_s = stop_for_good(served, server, callers)
-    attack.got(outcomes)
-    attack.remarks.append(f"told after {told_s:.1f} s")
-    assert [set(outcome.split()) for outcome in outcomes] == [{"ENGINE_ERROR"}] * CALLERS  # the piece that was never answered has one, too
-    served.wait_restarted(server)
-    assert served.new_session() == "audio"
-    attack.processes = described(before, named(served.keeper.pid))
-    logger.info("server: told after %.1f s", told_s)
+    busy.wait_restarted(server)
+    assert busy.new_session() == "audio"
+    attack.processes = described(before, named(busy.keeper.pid))
+    logger.info("%s: told after %.1f s", name, told_s)
     assert told_s > LONGEST_STOP_S and (told_s < TOLD_S or not attack.is_reported)
 
 
 @pytest.mark.attack("SIGSTOP of `audio_tokenizer` for good, while sessions speak", must="every session has all its audio; new ones soon do")
-def test_a_front_end_that_hangs_costs_no_session(served: Served, attack: Attack) -> None:
-    before = named(served.keeper.pid)
-    server, callers, process = served.server, served.callers(), served.process("audio_tokenizer")
+def test_a_front_end_that_hangs_costs_no_session(busy: Served, attack: Attack) -> None:
+    before = named(busy.keeper.pid)
+    server, callers, process = busy.server, busy.callers(), busy.process("audio_tokenizer")
     os.kill(process, signal.SIGSTOP)
-    inside = Caller(served.grpc_url, served.new_voice(), "Inside.", is_end=True)
+    inside = Caller(busy.grpc_url, busy.new_voice(), "Inside.", is_end=True)
     assert end([inside]) == ["ENGINE_ERROR"]
-    wait_for(lambda: served.new_session() == "audio", "a new process")
+    wait_for(lambda: busy.new_session() == "audio", "a new process")
     for caller in callers:
         caller.say("And these are the last words.")
     heard = end(callers)
     attack.got(heard)
-    attack.processes = described(before, named(served.keeper.pid))
-    assert heard == ["audio"] * CALLERS and served.server == server
+    attack.processes = described(before, named(busy.keeper.pid))
+    assert heard == ["audio"] * CALLERS and busy.server == server
 
 
 @pytest.mark.attack(
@@ -133,18 +108,18 @@ def test_a_front_end_that_hangs_costs_no_session(served: Served, attack: Attack)
     must="every session has all its audio; no process is replaced",
 )
 @pytest.mark.parametrize("name", ["tritonserver", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
-def test_a_stop_that_is_survived(served: Served, name: str, attack: Attack) -> None:
+def test_a_stop_that_is_survived(busy: Served, name: str, attack: Attack) -> None:
     """Every session ends, with its audio, also those that began meanwhile."""
-    before, callers = named(served.keeper.pid), served.callers()
-    talkers = [Caller(served.grpc_url, served.new_voice(), LONG_TEXT, is_end=True) for _ in range(2)]
+    before, callers = named(busy.keeper.pid), busy.callers()
+    talkers = [Caller(busy.grpc_url, busy.new_voice(), LONG_TEXT, is_end=True) for _ in range(2)]
     talkers[0].wait_audio()
-    stand_still(before[name], lambda: callers.extend(Caller(served.grpc_url, served.new_voice()) for _ in range(2)))
+    stand_still(before[name], lambda: callers.extend(Caller(busy.grpc_url, busy.new_voice()) for _ in range(2)))
     for caller in callers:
         caller.say("And these are the last words.")
     callers += talkers
     heard = end(callers)
     attack.got(heard)
-    after = named(served.keeper.pid)
+    after = named(busy.keeper.pid)
     attack.processes = described(before, after)
     assert heard == ["audio"] * len(callers)
     assert replaced(before, after) == []
@@ -154,8 +129,8 @@ def test_a_stop_that_is_survived(served: Served, name: str, attack: Attack) -> N
 @pytest.mark.attack(
     f"SIGSTOP of the interfaces for {LONGEST_STOP_S:.0f} s, while a turn is spoken", must="the turn has all its audio, and so has the next"
 )
-def test_a_stop_of_the_interfaces_is_survived(served: Served, tmp_path: Path, attack: Attack) -> None:
-    interfaces = Interfaces(served.grpc_url, tmp_path, "--speak-after-s", "0")
+def test_a_stop_of_the_interfaces_is_survived(busy: Served, tmp_path: Path, attack: Attack) -> None:
+    interfaces = Interfaces(busy.grpc_url, tmp_path, "--speak-after-s", "0")
     try:
         wait_for(lambda: interfaces.ask("GET", "/health/ready")[0] == 200, "their readiness")
         url = f"ws://127.0.0.1:{interfaces.port}/v2/speak?model=reference&encoding=linear16&sample_rate=24000"
