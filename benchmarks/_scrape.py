@@ -8,7 +8,7 @@ import time
 import urllib.request
 from dataclasses import dataclass, field
 
-from bistream.metrics.families import BY_NAME, Labels, MetricType
+from bistream.metrics.catalogue import BY_NAME, Labels, MetricType
 
 WAIT_S = 30.0
 _SAMPLE = re.compile(r"^(bistream_\w+?)(?:\{(.*)\})? (\S+)$", re.MULTILINE)

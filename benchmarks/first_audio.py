@@ -38,7 +38,7 @@ from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_SERVER, fail
 from bistream.client.report import SessionReport
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError
-from bistream.metrics.families import AUDIO_STAGE, AUDIO_TTFP, HOP_STAGES, OUTER_STAGES, TOKENS_STAGES
+from bistream.metrics.catalogue import AUDIO_STAGE, AUDIO_TTFP, HOP_STAGES, OUTER_STAGES, TOKENS_STAGES
 
 INNER = {"tokens": TOKENS_STAGES, "hop": HOP_STAGES}
 BETWEEN = "between_processes"  # what the inner stages leave of their outer one

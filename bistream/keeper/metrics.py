@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from bistream.keeper.health import METRICS
 from bistream.keeper.host import fetch
 from bistream.keeper.supervisor import Supervisor
-from bistream.metrics.families import METRICS_AGE, SERVER_READY, SERVER_RESTARTS
+from bistream.metrics.catalogue import METRICS_AGE, SERVER_READY, SERVER_RESTARTS
 from bistream.processes.control_files import read_statuses
 
 TRITON_TIMEOUT_S = 2.0

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from bistream.metrics.families import BY_NAME, PROCESS_CPU, PROCESS_MEMORY, THREADS, Family, Labels, MetricType
+from bistream.metrics.catalogue import BY_NAME, PROCESS_CPU, PROCESS_MEMORY, THREADS, Labels, MetricFamily, MetricType
 
 logger = logging.getLogger(__name__)
 
@@ -28,22 +28,22 @@ class Recorder:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._lock = threading.Lock()
-        self._metrics: dict[Family, Any] = {}
-        self._readings: list[tuple[Family, Callable[[], Mapping[Labels, float]]]] = []
-        self._counted: dict[tuple[Family, Labels], float] = {}
+        self._metrics: dict[MetricFamily, Any] = {}
+        self._readings: list[tuple[MetricFamily, Callable[[], Mapping[Labels, float]]]] = []
+        self._counted: dict[tuple[MetricFamily, Labels], float] = {}
 
-    def counter(self, family: Family, *labels: str) -> Counter:
+    def counter(self, family: MetricFamily, *labels: str) -> Counter:
         """The counter with these label values; all known ones of the family exist from the first call on, so that a rate sees their first
         event."""
         assert family.kind is MetricType.COUNTER
         return cast(Counter, self._series(family, labels))
 
-    def histogram(self, family: Family, *labels: str) -> Histogram:
+    def histogram(self, family: MetricFamily, *labels: str) -> Histogram:
         """As ``counter``."""
         assert family.kind is MetricType.HISTOGRAM
         return cast(Histogram, self._series(family, labels))
 
-    def read(self, family: Family, values: Callable[[], Mapping[Labels, float]]) -> None:
+    def read(self, family: MetricFamily, values: Callable[[], Mapping[Labels, float]]) -> None:
         """Take ``values`` at every ``refresh``: of a gauge, or of a counter that something else counts. Known labels that they omit are
         0."""
         assert BY_NAME.get(family.name) is family and family.kind is not MetricType.HISTOGRAM
@@ -71,8 +71,8 @@ class Recorder:
                     series.inc(value - self._counted.get((family, labels), 0.0))
                     self._counted[family, labels] = value
 
-    def _series(self, family: Family, labels: Labels) -> Any:
-        assert BY_NAME.get(family.name) is family, f"add {family.name} to families.py"
+    def _series(self, family: MetricFamily, labels: Labels) -> Any:
+        assert BY_NAME.get(family.name) is family, f"add {family.name} to catalogue.py"
         for value, (name, known) in zip(labels, family.labels.items(), strict=True):
             assert not known or value in known, f"{family.name}: {value!r} is no value of {name}"
         with self._lock:
@@ -82,7 +82,7 @@ class Recorder:
                     self._metrics[family].labels(*known_labels)
             return self._metrics[family].labels(*labels) if labels else self._metrics[family]
 
-    def _made(self, family: Family) -> Counter | Gauge | Histogram:
+    def _made(self, family: MetricFamily) -> Counter | Gauge | Histogram:
         names = tuple(family.labels)
         if family.kind is MetricType.COUNTER:
             return Counter(family.name, family.help, names, registry=self.registry)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.contract.refusals import flow_state_taken, server_full
 from bistream.families.audio_format import AudioFormat
-from bistream.sessions.admission import SessionStart
+from bistream.sessions.request_checks import SessionStart
 from bistream.token2wav.load_report import LoadReport
 
 FIRST_HOP_RATE = 1.5

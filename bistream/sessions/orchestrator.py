@@ -26,10 +26,10 @@ from bistream.contract.refusals import accepts_no_sessions, cancelled_by_client,
 from bistream.errors import BistreamError, EngineError, InvalidInputError, UnknownVoiceError
 from bistream.hops.policy import HopPolicy
 from bistream.metrics.recorder import Recorder
-from bistream.sessions.admission import SessionStart, TextLedger, check_append, check_start
 from bistream.sessions.event_loop import EventLoop
 from bistream.sessions.load import LoadControl, Need, need_of, reserved_speech_s, text_bytes
 from bistream.sessions.ports import AudioSender, BistreamRequest, Ports, SessionKey
+from bistream.sessions.request_checks import SessionStart, TextLedger, check_append, check_start
 from bistream.sessions.services import Services
 from bistream.sessions.session import CallerSession
 from bistream.sessions.session_record import SessionMetrics

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable
 
 from bistream.contract.refusals import came_late
 from bistream.errors import BistreamError, CancelledError, UnknownSessionError
-from bistream.sessions.admission import SessionStart, TextLedger
 from bistream.sessions.ports import AudioSender, SessionKey
+from bistream.sessions.request_checks import SessionStart, TextLedger
 from bistream.types import AudioChunk, FinishReason, SpeechTokens
 
 logger = logging.getLogger(__name__)

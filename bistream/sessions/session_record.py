@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bistream.errors import BistreamError
-from bistream.metrics import families
-from bistream.metrics.families import Labels
+from bistream.metrics import catalogue
+from bistream.metrics.catalogue import Labels
 from bistream.metrics.recorder import Recorder
 from bistream.metrics.session_log import write_session_line
-from bistream.sessions.admission import SessionStart
 from bistream.sessions.playback import Playback
+from bistream.sessions.request_checks import SessionStart
 from bistream.types import FinishReason
 
 
@@ -36,7 +36,7 @@ class Timestamps:
         reached = [time for time in times if time is not None]
         if len(reached) < len(times):
             return {}
-        return {stage: end - begin for stage, begin, end in zip(families.OUTER_STAGES, reached, reached[1:], strict=False)}
+        return {stage: end - begin for stage, begin, end in zip(catalogue.OUTER_STAGES, reached, reached[1:], strict=False)}
 
 
 class SessionMetrics:
@@ -44,22 +44,22 @@ class SessionMetrics:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        texts = families.AUDIO_TTFP.labels["text"]
-        self.first_audio = {text: recorder.histogram(families.AUDIO_TTFP, text) for text in texts}
-        self.real_time_factor = {text: recorder.histogram(families.AUDIO_RTF, text) for text in texts}
-        self.stages = {stage: recorder.histogram(families.AUDIO_STAGE, stage) for stage in families.OUTER_STAGES}
+        texts = catalogue.AUDIO_TTFP.labels["text"]
+        self.first_audio = {text: recorder.histogram(catalogue.AUDIO_TTFP, text) for text in texts}
+        self.real_time_factor = {text: recorder.histogram(catalogue.AUDIO_RTF, text) for text in texts}
+        self.stages = {stage: recorder.histogram(catalogue.AUDIO_STAGE, stage) for stage in catalogue.OUTER_STAGES}
         self.continuity = {
-            limit / 1000: recorder.counter(families.AUDIO_CONTINUITY_OK, str(limit)) for limit in families.CONTINUITY_THRESHOLDS_MS
+            limit / 1000: recorder.counter(catalogue.AUDIO_CONTINUITY_OK, str(limit)) for limit in catalogue.CONTINUITY_THRESHOLDS_MS
         }
-        self.chunk_gap = recorder.histogram(families.AUDIO_CHUNK_GAP)
-        self.underrun = recorder.histogram(families.AUDIO_UNDERRUN)
-        self.duration = recorder.histogram(families.AUDIO_DURATION)
-        self.audio_seconds = recorder.counter(families.AUDIO_SECONDS)
-        self.characters = recorder.counter(families.TEXT_CHARACTERS)
-        self.started = recorder.counter(families.SESSION_STARTS)
-        self.ended = {reason: recorder.counter(families.SESSIONS_ENDED, reason) for reason in families.END_REASONS}
-        self._cancels = {by: recorder.counter(families.SESSION_CANCELS, by) for by in families.SESSION_CANCELS.labels["by"]}
-        self._refused = {code: recorder.counter(families.REQUESTS_REFUSED, code) for code in families.ERROR_CODES}
+        self.chunk_gap = recorder.histogram(catalogue.AUDIO_CHUNK_GAP)
+        self.underrun = recorder.histogram(catalogue.AUDIO_UNDERRUN)
+        self.duration = recorder.histogram(catalogue.AUDIO_DURATION)
+        self.audio_seconds = recorder.counter(catalogue.AUDIO_SECONDS)
+        self.characters = recorder.counter(catalogue.TEXT_CHARACTERS)
+        self.started = recorder.counter(catalogue.SESSION_STARTS)
+        self.ended = {reason: recorder.counter(catalogue.SESSIONS_ENDED, reason) for reason in catalogue.END_REASONS}
+        self._cancels = {by: recorder.counter(catalogue.SESSION_CANCELS, by) for by in catalogue.SESSION_CANCELS.labels["by"]}
+        self._refused = {code: recorder.counter(catalogue.REQUESTS_REFUSED, code) for code in catalogue.ERROR_CODES}
 
     def refused(self, error: BistreamError) -> None:
         """A request was answered with an error at once; the session, if any, goes on."""
@@ -74,9 +74,9 @@ class SessionMetrics:
         def sessions() -> dict[Labels, float]:
             return {(state,): float(count) for state, count in states().items()}
 
-        self._recorder.read(families.SESSIONS, sessions)
-        self._recorder.read(families.DELIVERY_QUEUE, lambda: {(): delivery_depth()})
-        self._recorder.read(families.LOAD, lambda: {(): load()})
+        self._recorder.read(catalogue.SESSIONS, sessions)
+        self._recorder.read(catalogue.DELIVERY_QUEUE, lambda: {(): delivery_depth()})
+        self._recorder.read(catalogue.LOAD, lambda: {(): load()})
 
 
 class SessionRecord:
@@ -159,5 +159,5 @@ class SessionRecord:
     def _reason(self, finish_reason: FinishReason | None, error: BistreamError | None) -> str:
         if error is not None:
             reason = "disconnected" if self.client_is_gone else error.code.lower()
-            return reason if reason in families.END_REASONS else BistreamError.code.lower()
+            return reason if reason in catalogue.END_REASONS else BistreamError.code.lower()
         return FinishReason.EOS.value if finish_reason is None else finish_reason.value

@@ -20,11 +20,11 @@ from bistream.contract.checks import check_offline_length
 from bistream.contract.fields import LLM_BISTREAM
 from bistream.contract.refusals import client_has_gone, silent_too_long
 from bistream.errors import BistreamError, EngineError
-from bistream.sessions.admission import SessionStart
 from bistream.sessions.hop_pacing import TOKEN2WAV, HopPacing
 from bistream.sessions.language_model_client import LanguageModelClient, from_model, unexpected
 from bistream.sessions.load import NOTHING, SessionLoad
 from bistream.sessions.playback import SpokenText
+from bistream.sessions.request_checks import SessionStart
 from bistream.sessions.services import Services
 from bistream.sessions.session import CallerSession, SessionState
 from bistream.sessions.session_record import SessionRecord

@@ -15,9 +15,9 @@ from bistream.config import RuntimeConfig
 from bistream.contract.refusals import hash_differs, unknown_voice
 from bistream.contract.voices import ListedVoice, reference_hash
 from bistream.errors import BusyError
-from bistream.sessions.admission import SessionStart
 from bistream.sessions.named_voices import open_voices
 from bistream.sessions.ports import VoicePort
+from bistream.sessions.request_checks import SessionStart
 from bistream.types import FloatArray, IntArray, VoicePrompt
 from bistream.voice.analyses import Analyses, Analysis
 from bistream.voice.build import join_voice_prompt

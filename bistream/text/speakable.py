@@ -1,6 +1,6 @@
 """Whether a session's text holds something to speak: letters and digits do, blanks, punctuation and special tokens do not. Pure.
 
-Used where a session's text is counted (``sessions.admission``, ``text2token.text_session``): text without speech renews no
+Used where a session's text is counted (``sessions.request_checks``, ``text2token.text_session``): text without speech renews no
 session, and special tokens in a row are bounded. The language model was trained on a few of them between words; given hundreds, it
 speaks up to 20 speech tokens for each, minutes of noise that nobody asked for.
 """

@@ -21,8 +21,10 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from bistream.checkpoints.one_table import OneTableConfig
 from bistream.config import RuntimeConfig
@@ -30,7 +32,7 @@ from bistream.contract.checks import check_instruction_length, check_transcript_
 from bistream.contract.ended_sessions import EndedSessions
 from bistream.contract.refusals import accepts_no_sessions, cancelled_by_client, session_exists, sessions_taken, shut_down, unknown_session
 from bistream.errors import CancelledError, ConfigError, EngineError, InvalidInputError
-from bistream.metrics.families import LM_RUNAWAYS
+from bistream.metrics.catalogue import LM_RUNAWAYS
 from bistream.metrics.recorder import Recorder
 from bistream.text.effort import reads_numbers
 from bistream.text.normalization import load_read_out
@@ -57,7 +59,7 @@ EXPIRE_INTERVAL_S = 0.5  # between checks for expired leases
 @dataclass(frozen=True)
 class LanguageModelStart:
     """text: UTF-8, may end inside a character unless ``is_end``. prompt_speech_tokens: int32 [P], raw codes of the reference.
-    speaker: numbers of the voice, of families whose language model is told of it (``one_table.prompts.SpeakerTokens``).
+    speaker_tokens: int32, numbers of the voice, of families whose language model is told of it (``one_table.prompts.SpeakerTokens``).
     options: an empty ``instruct_text`` is none; without ``text_normalization``, ``RuntimeConfig.text_normalization`` counts."""
 
     session_id: str
@@ -66,7 +68,7 @@ class LanguageModelStart:
     prompt_text: str
     prompt_speech_tokens: IntArray
     options: GenerationOptions = GenerationOptions()
-    speaker: tuple[int, ...] = ()
+    speaker_tokens: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
 
 
 class SpeechTokenService:
@@ -232,7 +234,9 @@ class SpeechTokenService:
         special = frozenset(self._parts.tokenizer.special_tokens)
         transcript = prepare_prompt(form.transcript, normalization, special, is_spoken=True)
         instruction = prepare_prompt(form.instruction, normalization, special, is_spoken=False)
-        return VoicedPrompt(encode(instruction), encode(transcript), prompt_speech if form.has_speech else [], request.speaker)
+        return VoicedPrompt(
+            encode(instruction), encode(transcript), prompt_speech if form.has_speech else [], request.speaker_tokens.tolist()
+        )
 
     def _count_runaway(self, kind: Runaway, outcome: Outcome) -> None:
         self._runaways[kind, outcome].inc()

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bistream.metrics import families
-from bistream.metrics.families import Labels
+from bistream.metrics import catalogue
+from bistream.metrics.catalogue import Labels
 from bistream.metrics.recorder import Recorder
 from bistream.text2token.engine import EngineStats
 from bistream.text2token.sequence import Segment, SequenceRecord, StepPlan
@@ -38,13 +38,13 @@ class StepMetrics:
     def __init__(self, recorder: Recorder, clock: Callable[[], float] = time.monotonic) -> None:
         self._recorder = recorder
         self._clock = clock
-        self._rows = recorder.histogram(families.LM_STEP_ROWS)
-        self._seconds = recorder.histogram(families.LM_STEP)
-        self._steps = recorder.counter(families.LM_STEPS, "full"), recorder.counter(families.LM_STEPS, "short")
-        self._tokens = recorder.counter(families.SPEECH_TOKENS)
-        self._text = recorder.histogram(families.AUDIO_STAGE, "text")
-        self._queue = recorder.histogram(families.AUDIO_STAGE, "lm_queue")
-        self._first_token = recorder.histogram(families.AUDIO_STAGE, "first_token")
+        self._rows = recorder.histogram(catalogue.LM_STEP_ROWS)
+        self._seconds = recorder.histogram(catalogue.LM_STEP)
+        self._steps = recorder.counter(catalogue.LM_STEPS, "full"), recorder.counter(catalogue.LM_STEPS, "short")
+        self._tokens = recorder.counter(catalogue.SPEECH_TOKENS)
+        self._text = recorder.histogram(catalogue.AUDIO_STAGE, "text")
+        self._queue = recorder.histogram(catalogue.AUDIO_STAGE, "lm_queue")
+        self._first_token = recorder.histogram(catalogue.AUDIO_STAGE, "first_token")
         self._marks: dict[SequenceRecord, SequenceMarks] = {}
         self._waiting: dict[int, SequenceRecord] = {}  # by slot: first turn begun, no row scheduled
         self._in_flight: deque[_Started] = deque()
@@ -114,9 +114,9 @@ def watch_stats(recorder: Recorder, stats: Callable[[], EngineStats], block_size
         free = now.kv_tokens_total - now.kv_tokens_used
         return {("used",): now.kv_tokens_used // block_size, ("free",): free // block_size}
 
-    recorder.read(families.LM_SEQUENCES, sequences)
-    recorder.read(families.LM_QUEUE, lambda: {(): stats().waiting_turns})
-    recorder.read(families.KV_BLOCKS, blocks)
+    recorder.read(catalogue.LM_SEQUENCES, sequences)
+    recorder.read(catalogue.LM_QUEUE, lambda: {(): stats().waiting_turns})
+    recorder.read(catalogue.KV_BLOCKS, blocks)
 
 
 def _fed_segments(plan: StepPlan) -> list[Segment]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from bistream.hops.batch_rules import StepDecision
-from bistream.metrics import families
-from bistream.metrics.families import Labels
+from bistream.metrics import catalogue
+from bistream.metrics.catalogue import Labels
 from bistream.metrics.recorder import Recorder
 from bistream.token2wav.hop_jobs import HopJob
 from bistream.token2wav.renderer import FLOW_PAGES, VOCODER_SLOTS, PoolUse
@@ -24,18 +24,18 @@ class HopMetrics:
         capacity: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """queued: hops that wait now. pools: as ``SpeechRenderer.pools``. capacity: as ``LoadReport``. Read with every snapshot."""
-        self._size = recorder.histogram(families.HOP_BATCH_SIZE)
-        self._seconds = recorder.histogram(families.HOP_BATCH)
-        self._queue = recorder.histogram(families.AUDIO_STAGE, "hop_queue")
-        self._compute = recorder.histogram(families.AUDIO_STAGE, "hop_compute")
-        self._first = recorder.counter(families.HOPS, "first")
-        self._later = recorder.counter(families.HOPS, "later")
-        self._late = recorder.counter(families.HOPS_LATE)
-        self._decisions = {decision: recorder.counter(families.HOP_DECISIONS, decision.value) for decision in StepDecision}
-        recorder.read(families.HOP_QUEUE, lambda: {(): queued()})
-        recorder.read(families.CAPACITY, lambda: {(): capacity()})
-        recorder.read(families.FLOW_PAGES, lambda: _pages(pools().get(FLOW_PAGES)))
-        recorder.read(families.VOCODER_SLOTS, lambda: _labelled(pools().get(VOCODER_SLOTS)))
+        self._size = recorder.histogram(catalogue.HOP_BATCH_SIZE)
+        self._seconds = recorder.histogram(catalogue.HOP_BATCH)
+        self._queue = recorder.histogram(catalogue.AUDIO_STAGE, "hop_queue")
+        self._compute = recorder.histogram(catalogue.AUDIO_STAGE, "hop_compute")
+        self._first = recorder.counter(catalogue.HOPS, "first")
+        self._later = recorder.counter(catalogue.HOPS, "later")
+        self._late = recorder.counter(catalogue.HOPS_LATE)
+        self._decisions = {decision: recorder.counter(catalogue.HOP_DECISIONS, decision.value) for decision in StepDecision}
+        recorder.read(catalogue.HOP_QUEUE, lambda: {(): queued()})
+        recorder.read(catalogue.CAPACITY, lambda: {(): capacity()})
+        recorder.read(catalogue.FLOW_PAGES, lambda: _pages(pools().get(FLOW_PAGES)))
+        recorder.read(catalogue.VOCODER_SLOTS, lambda: _labelled(pools().get(VOCODER_SLOTS)))
 
     def decided(self, decision: StepDecision) -> None:
         """After a step of a batch that may give way."""

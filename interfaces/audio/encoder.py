@@ -12,7 +12,7 @@ from av.audio.resampler import AudioResampler
 from numpy.typing import NDArray
 
 from bistream.contract.audio import UPSTREAM_SAMPLE_RATE
-from interfaces.audio.formats import RAW, WAV, AudioFormat
+from interfaces.audio.formats import RAW, WAV, OutputFormat
 
 INT16_MAX = 32767
 # Container, codec, options of the container and of the codec. Ogg pages would hold 1 s, flac frames 120 ms by default; sizes that are only
@@ -49,7 +49,7 @@ class Encoder:
     Samples are float32 [N], mono, in [-1, 1]; 16 bits of them are kept.
     """
 
-    def __init__(self, target: AudioFormat, gain: float = 1.0, sample_rate: int = UPSTREAM_SAMPLE_RATE) -> None:
+    def __init__(self, target: OutputFormat, gain: float = 1.0, sample_rate: int = UPSTREAM_SAMPLE_RATE) -> None:
         """sample_rate: of the samples. gain: factor of the samples; samples beyond full scale are clipped."""
         self.format = target
         self.sample_rate = sample_rate
@@ -115,7 +115,7 @@ class Encoder:
                 self._sink.write(frame.to_ndarray().tobytes())
         return self._sink.take()
 
-    def _open(self, target: AudioFormat) -> None:
+    def _open(self, target: OutputFormat) -> None:
         container, codec, container_options, codec_options = _CONTAINERS[target.codec]
         # Only the sink's ``write`` is used, so the container cannot seek.
         self._container = av.open(self._sink, "w", format=container, options=container_options)

@@ -31,7 +31,7 @@ _MIME = {
 
 
 @dataclass(frozen=True)
-class AudioFormat:
+class OutputFormat:
     """codec: one of ``RAW`` or ``WAV``, or mp3, opus (Ogg), aac (ADTS), flac. bit_rate: bit/s, None for the default."""
 
     codec: str = "pcm_s16le"
@@ -43,15 +43,15 @@ class AudioFormat:
         return _MIME[self.codec]
 
 
-def openai_format(name: str) -> AudioFormat:
+def openai_format(name: str) -> OutputFormat:
     """``response_format``. Raises ``InvalidInputError``."""
     names = {"pcm": "pcm_s16le", "mp3": "mp3", "opus": "opus", "aac": "aac", "flac": "flac", "wav": "wav"}
     if name not in names:
         raise InvalidInputError(f"response_format is {name[:32]!r}; set it to mp3, opus, aac, flac, wav or pcm.")
-    return AudioFormat(names[name])
+    return OutputFormat(names[name])
 
 
-def elevenlabs_format(name: str) -> AudioFormat:
+def elevenlabs_format(name: str) -> OutputFormat:
     """``output_format``: ``pcm_24000``, ``mp3_22050_32``, ``opus_48000_64``, ``ulaw_8000``, ``alaw_8000``. Raises ``InvalidInputError``."""
     codecs = {"pcm": "pcm_s16le", "mp3": "mp3", "opus": "opus", "ulaw": "pcm_mulaw", "alaw": "pcm_alaw", "wav": "wav"}
     match = re.fullmatch(r"(pcm|mp3|opus|ulaw|alaw|wav)_(\d{4,5})(?:_(\d{1,3}))?", name)
@@ -62,7 +62,7 @@ def elevenlabs_format(name: str) -> AudioFormat:
     return checked(codecs[match[1]], int(match[2]), int(match[3]) * 1000 if match[3] else None)
 
 
-def deepgram_format(encoding: str, sample_rate: str) -> AudioFormat:
+def deepgram_format(encoding: str, sample_rate: str) -> OutputFormat:
     """``encoding`` and ``sample_rate`` of the address of a WebSocket. Raises ``InvalidInputError``."""
     codec = _DEEPGRAM_RAW.get(encoding)
     if codec is None:
@@ -70,7 +70,7 @@ def deepgram_format(encoding: str, sample_rate: str) -> AudioFormat:
     return checked(codec, _whole("sample_rate", sample_rate) or _DEEPGRAM_RATES[codec], None)
 
 
-def deepgram_file_format(encoding: str, container: str, sample_rate: str, bit_rate: str) -> AudioFormat:
+def deepgram_file_format(encoding: str, container: str, sample_rate: str, bit_rate: str) -> OutputFormat:
     """Of the address of a request: raw encodings are in a WAV file unless ``container`` is none. Raises ``InvalidInputError``."""
     codec = _DEEPGRAM_RAW.get(encoding, encoding)
     if codec not in _DEEPGRAM_RATES:
@@ -105,7 +105,7 @@ def _whole(name: str, value: str) -> int | None:
     return int(match[1])
 
 
-def cartesia_format(values: Mapping[str, Any], is_raw: bool = False) -> AudioFormat:
+def cartesia_format(values: Mapping[str, Any], is_raw: bool = False) -> OutputFormat:
     """``output_format``: container (raw, wav, mp3), encoding, sample_rate, bit_rate. is_raw: nothing else. Raises ``InvalidInputError``."""
     given = {name: value for name, value in values.items() if value is not None}
     container, encoding = given.get("container", "raw"), given.get("encoding", "pcm_s16le")
@@ -125,7 +125,7 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def dashscope_format(name: str, sample_rate: int, kbit: int | None) -> AudioFormat:
+def dashscope_format(name: str, sample_rate: int, kbit: int | None) -> OutputFormat:
     """``format`` and ``sample_rate`` of run-task. ``Default`` with 0 Hz is mp3 at 22,050 Hz. Raises ``InvalidInputError``."""
     codecs = {"pcm": "pcm_s16le", "wav": "wav", "mp3": "mp3", "opus": "opus", "default": "mp3", "": "mp3"}
     codec = codecs.get(name.lower())
@@ -135,7 +135,7 @@ def dashscope_format(name: str, sample_rate: int, kbit: int | None) -> AudioForm
     return checked(codec, sample_rate or default, kbit * 1000 if kbit else None)
 
 
-def checked(codec: str, sample_rate: int, bit_rate: int | None) -> AudioFormat:
+def checked(codec: str, sample_rate: int, bit_rate: int | None) -> OutputFormat:
     """Raises ``InvalidInputError`` for a rate that the codec does not have."""
     rates = {"opus": OPUS_RATES, "mp3": MP3_RATES, "aac": AAC_RATES}.get(codec)
     if rates is not None and sample_rate not in rates:
@@ -145,4 +145,4 @@ def checked(codec: str, sample_rate: int, bit_rate: int | None) -> AudioFormat:
     most = MOST_OPUS_BITS if codec == "opus" else 512_000
     if bit_rate is not None and not 8_000 <= bit_rate <= most:
         raise InvalidInputError(f"The bit rate is {bit_rate / 1000:g} kbit/s; set it between 8 and {most // 1000}.")
-    return AudioFormat(codec, sample_rate, bit_rate)
+    return OutputFormat(codec, sample_rate, bit_rate)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bistream.errors import BistreamError
-from interfaces.audio.formats import AudioFormat
+from interfaces.audio.formats import OutputFormat
 from interfaces.core.values import Values
 
 POLICY_VIOLATION, INTERNAL_ERROR = 1008, 1011  # codes of a WebSocket's close
@@ -19,7 +19,7 @@ class Open:
 
     speech: str
     voice: str
-    format: AudioFormat
+    format: OutputFormat
     values: Values = field(default_factory=dict)
     gain: float = 1.0
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bistream.errors import BistreamError, InvalidInputError
-from interfaces.audio.formats import AudioFormat, dashscope_format
+from interfaces.audio.formats import OutputFormat, dashscope_format
 from interfaces.core.values import Values, instructed
 from interfaces.protocols.actions import POLICY_VIOLATION, Action, Append, Cancel, Close, End, Flush, Made, Open, Send
 from interfaces.protocols.messages import JsonProtocol, name_in, name_or_none, number_in, object_in, text_in
@@ -178,7 +178,7 @@ class DashScope(JsonProtocol):
         return [end]
 
 
-def _format_in(parameters: dict[str, Any]) -> AudioFormat:
+def _format_in(parameters: dict[str, Any]) -> OutputFormat:
     """Only opus has a bit rate in this protocol, in kbit/s; others carry one by accident."""
     name = text_in(parameters, "format") or ""
     rate, bit_rate = number_in(parameters, "sample_rate") or 0, number_in(parameters, "bit_rate") or 0

@@ -14,7 +14,7 @@ from typing import Any
 
 from bistream.contract.checks import is_speakable
 from bistream.errors import BistreamError, BusyError, InvalidInputError
-from interfaces.audio.formats import AudioFormat
+from interfaces.audio.formats import OutputFormat
 from interfaces.core.values import Values
 from interfaces.protocols.actions import INTERNAL_ERROR, POLICY_VIOLATION, Action, Close, End, Made, Open, Send
 from interfaces.protocols.messages import JsonProtocol, number_in, object_in, text_in
@@ -30,7 +30,7 @@ class DeepgramOptions:
     """Of the address. max_text_chars: of one turn."""
 
     voice: str
-    format: AudioFormat
+    format: OutputFormat
     max_text_chars: int
     speed: float = 1.0
 

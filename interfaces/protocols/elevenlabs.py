@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bistream.errors import BistreamError, InvalidInputError
-from interfaces.audio.formats import AudioFormat
+from interfaces.audio.formats import OutputFormat
 from interfaces.core.values import Values
 from interfaces.protocols.actions import POLICY_VIOLATION, Action, Append, Cancel, Close, End, Flush, Made, Open, Send
 from interfaces.protocols.alignment import Alignment
@@ -29,7 +29,7 @@ class ElevenLabsOptions:
     """Of the address. has_sentences: ``auto_mode``, for which clients send whole sentences, some of them without a blank between."""
 
     voice: str
-    format: AudioFormat
+    format: OutputFormat
     is_multi: bool
     has_sentences: bool = False
     has_cumulative_alignment: bool = False

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
 from bistream.errors import BistreamError, InvalidInputError, UnknownSpeakerError
-from interfaces.audio.formats import AudioFormat, openai_format
+from interfaces.audio.formats import OutputFormat, openai_format
 from interfaces.core.caller import Caller
 from interfaces.core.service import SpeechService
 from interfaces.core.values import Values, check_values
@@ -82,7 +82,7 @@ async def spoken(
     request: Request,
     voice: str,
     text: str,
-    target: AudioFormat,
+    target: OutputFormat,
     values: Values,
     as_events: bool = False,
     gain: float = 1.0,

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from bistream.errors import BistreamError, CancelledError, EngineError, ShuttingDownError
 from interfaces.audio.encoder import Encoder
-from interfaces.audio.formats import AudioFormat
+from interfaces.audio.formats import OutputFormat
 from interfaces.core.caller import Caller
 from interfaces.core.errors import SlowReaderError
 from interfaces.core.quiet_log import Lines
@@ -113,7 +113,7 @@ async def speak(
     caller: Caller,
     voice: str,
     text: str,
-    target: AudioFormat,
+    target: OutputFormat,
     values: Values,
     gain: float,
     receive: Callable[[], Awaitable[MutableMapping[str, Any]]],

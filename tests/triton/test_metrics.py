@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bistream.keeper.server_process import TritonServer
-from bistream.metrics.families import ALL, HOP_STAGES, OUTER_STAGES, RECOMPUTED_TOKENS, REJECTED_STOPS, STAGES, TOKENS_STAGES, MetricType
+from bistream.metrics.catalogue import ALL, HOP_STAGES, OUTER_STAGES, RECOMPUTED_TOKENS, REJECTED_STOPS, STAGES, TOKENS_STAGES, MetricType
 from tests.formats import SAMPLE_RATE, SAMPLES_PER_TOKEN
 from tests.triton.conftest import wait_for
 from tests.triton.requests import Answer, Stream, ask

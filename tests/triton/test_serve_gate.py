@@ -20,7 +20,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bistream.keeper.health import LIVE, READY
-from bistream.metrics.families import HOP_STAGES, OUTER_STAGES, TOKENS_STAGES
+from bistream.metrics.catalogue import HOP_STAGES, OUTER_STAGES, TOKENS_STAGES
 from tests.ports import port
 from tests.triton.conftest import PATIENCE_S, ROOT, START_TIMEOUT_S, make_repository, wait_for
 from tests.triton.keeper import SUB_COMMAND, Keeper

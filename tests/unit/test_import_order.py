@@ -86,12 +86,12 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
             "sibling_ports",
         )
     ),
-    "metrics": tuple(frozenset(names.split()) for names in ("families session_log stage_times", "recorder")),
+    "metrics": tuple(frozenset(names.split()) for names in ("catalogue session_log stage_times", "recorder")),
     "sessions": tuple(
         frozenset(line.split())
         for line in """
         event_loop named_voices playback ports
-        admission
+        request_checks
         load session session_record voices
         language_model_client services
         hop_pacing

@@ -24,7 +24,7 @@ from bistream.token2wav.renderer import sizes_of
 from bistream.token2wav.speech_stages import SpeechStages
 from bistream.types import AudioChunk, FloatArray, GenerationOptions
 from interfaces.audio.encoder import Encoder
-from interfaces.audio.formats import AudioFormat
+from interfaces.audio.formats import OutputFormat
 from interfaces.core.speech import Audio, Flushed
 from interfaces.protocols.actions import Made
 from interfaces.protocols.alignment import Alignment
@@ -163,7 +163,7 @@ def messages(chunks: list[AudioChunk]) -> list[Made]:
             yield Audio(chunk.waveform, chunk.text_consumed, chunk.text_position)
 
     async def run() -> list[Made]:
-        return [made async for made in encoded(parts(), Encoder(AudioFormat())) if isinstance(made, Made)]
+        return [made async for made in encoded(parts(), Encoder(OutputFormat())) if isinstance(made, Made)]
 
     return asyncio.run(run())
 

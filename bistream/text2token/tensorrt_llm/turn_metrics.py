@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bistream.metrics import families
+from bistream.metrics import catalogue
 from bistream.metrics.recorder import Recorder
 from bistream.text2token.tensorrt_llm.sequences import SequenceState
 
@@ -14,11 +14,11 @@ class TurnMetrics:
 
     def __init__(self, recorder: Recorder, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._tokens = recorder.counter(families.SPEECH_TOKENS)
-        self.recomputed = recorder.counter(families.RECOMPUTED_TOKENS)
-        self.rejected = recorder.counter(families.REJECTED_STOPS)
-        self._text = recorder.histogram(families.AUDIO_STAGE, "text")
-        self._first_token = recorder.histogram(families.AUDIO_STAGE, "first_token")
+        self._tokens = recorder.counter(catalogue.SPEECH_TOKENS)
+        self.recomputed = recorder.counter(catalogue.RECOMPUTED_TOKENS)
+        self.rejected = recorder.counter(catalogue.REJECTED_STOPS)
+        self._text = recorder.histogram(catalogue.AUDIO_STAGE, "text")
+        self._first_token = recorder.histogram(catalogue.AUDIO_STAGE, "first_token")
         self._since: dict[SequenceState, float] = {}  # of sessions without a token: when they were opened, or their first turn began
 
     def opened(self, state: SequenceState) -> None:

@@ -12,7 +12,7 @@ from bistream.config import RuntimeConfig
 from bistream.contract.codec import Inputs
 from bistream.contract.fields import LLM_BISTREAM
 from bistream.errors import BistreamError, UnknownSessionError
-from bistream.metrics.families import AUDIO_STAGE
+from bistream.metrics.catalogue import AUDIO_STAGE
 from bistream.text.effort import takes_long
 from bistream.text.preparation import chosen_normalization
 from bistream.text2token.service import LanguageModelStart

@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 
 from benchmarks._scrape import Between, Snapshot, mean, parse, quantile
 from benchmarks.first_audio import BETWEEN, INNER, budget
-from bistream.metrics.families import AUDIO_STAGE, AUDIO_TTFP, HOPS, SESSION_STARTS, STAGES
+from bistream.metrics.catalogue import AUDIO_STAGE, AUDIO_TTFP, HOPS, SESSION_STARTS, STAGES
 from bistream.metrics.recorder import Recorder
 
 SETTINGS = settings(max_examples=40, deadline=None)

@@ -16,8 +16,8 @@ from bistream.client.say import parse_arguments
 from bistream.config import RuntimeConfig
 from bistream.contract import checks as limits
 from bistream.errors import InvalidInputError
-from bistream.sessions.admission import check_start
 from bistream.sessions.ports import BistreamRequest
+from bistream.sessions.request_checks import check_start
 from bistream.text2token.requested_sampling import make_sampling_spec
 from bistream.text2token.sampler import DEFAULT_HISTORY, check_spec
 from bistream.types import GenerationOptions

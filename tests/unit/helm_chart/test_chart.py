@@ -15,7 +15,7 @@ import yaml
 
 from bistream.keeper.health import LIVE, METRICS, READY
 from bistream.keeper.host_limits import host_needs
-from bistream.metrics.families import BY_NAME
+from bistream.metrics.catalogue import BY_NAME
 from gateway.options import limits_of
 from gateway.settings import GateLimits
 from scripts.make_model_repo import make, model_names, model_values

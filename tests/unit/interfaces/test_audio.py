@@ -14,7 +14,7 @@ from bistream.errors import InvalidInputError
 from interfaces.audio.encoder import Encoder
 from interfaces.audio.formats import (
     WAV,
-    AudioFormat,
+    OutputFormat,
     cartesia_format,
     checked,
     dashscope_format,
@@ -47,7 +47,7 @@ def tone() -> NDArray[np.float32]:
         (elevenlabs_format("ulaw_8000"), 40, 40),
     ],
 )
-def test_bytes_come_while_the_audio_is_made(target: AudioFormat, first_ms: int, gap_ms: int) -> None:
+def test_bytes_come_while_the_audio_is_made(target: OutputFormat, first_ms: int, gap_ms: int) -> None:
     encoder, came = Encoder(target), [0]
     for end in range(PIECE, 24000 * SECONDS + 1, PIECE):
         if encoder.feed(tone()[end - PIECE : end]):
@@ -80,7 +80,7 @@ def test_how_the_audio_is_cut_does_not_matter(cuts: list[int], name: str) -> Non
 
 @pytest.mark.parametrize("source", [16000, 24000, 48000])
 def test_audio_of_any_rate_lasts_as_long_in_the_clients_format(source: int) -> None:
-    encoder = Encoder(AudioFormat(), sample_rate=source)
+    encoder = Encoder(OutputFormat(), sample_rate=source)
     made = np.frombuffer(encoder.feed(np.zeros(source, np.float32)) + encoder.finish(), "<i2")
     assert abs(len(made) - 24000) <= 16
 
@@ -96,7 +96,7 @@ def test_a_wav_file_holds_every_raw_encoding(inside: str) -> None:
 @given(st.floats(0, 2))
 def test_a_gain_scales_and_clips(gain: float) -> None:
     samples = np.linspace(-1, 1, 101, dtype=np.float32)
-    made = np.frombuffer(Encoder(AudioFormat(), gain).feed(samples), "<i2")
+    made = np.frombuffer(Encoder(OutputFormat(), gain).feed(samples), "<i2")
     assert np.abs(made - np.rint(np.clip(samples * np.float32(gain), -1, 1) * 32767)).max() == 0
 
 
@@ -143,9 +143,9 @@ def test_a_decompression_bomb_is_left_when_it_is_too_long() -> None:
 
 
 def test_the_formats_of_deepgram_and_dashscope() -> None:
-    assert deepgram_format("linear16", "") == AudioFormat("pcm_s16le", 24000)
-    assert deepgram_format("mulaw", "8000") == AudioFormat("pcm_mulaw", 8000)
-    assert dashscope_format("Default", 0, None) == AudioFormat("mp3", 22050)
+    assert deepgram_format("linear16", "") == OutputFormat("pcm_s16le", 24000)
+    assert deepgram_format("mulaw", "8000") == OutputFormat("pcm_mulaw", 8000)
+    assert dashscope_format("Default", 0, None) == OutputFormat("mp3", 22050)
     for wrong in (("mp3", ""), ("linear16", "fast"), ("linear16", "96000"), ("linear16", "-1")):
         with pytest.raises(InvalidInputError):
             deepgram_format(*wrong)

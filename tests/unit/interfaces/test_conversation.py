@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bistream.errors import EngineError
 from interfaces.audio.encoder import Encoder
-from interfaces.audio.formats import AudioFormat
+from interfaces.audio.formats import OutputFormat
 from interfaces.core.caller import Caller
 from interfaces.core.servers import Servers
 from interfaces.core.service import SpeechService
@@ -93,11 +93,11 @@ def speak(text: str) -> str:
 def test_an_idle_socket_is_closed_and_a_speaking_one_is_not() -> None:
     async def run() -> None:
         socket, service = MemorySocket(), ScriptedService(InterfaceLimits(idle_socket_s=60.0))
-        await converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), socket, service).run()
+        await converse(Deepgram(DeepgramOptions("anna", OutputFormat(), 4096)), socket, service).run()
         assert socket.closed is not None and socket.closed[0] == 1001
         socket = MemorySocket()
         socket.incoming.put_nowait(speak("Hello"))
-        running = asyncio.ensure_future(converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), socket, service).run())
+        running = asyncio.ensure_future(converse(Deepgram(DeepgramOptions("anna", OutputFormat(), 4096)), socket, service).run())
         await asyncio.sleep(600.0)
         assert socket.closed is None and service.open_speeches == 1
         socket.incoming.put_nowait(None)
@@ -150,7 +150,7 @@ async def test_an_error_of_the_encoder_is_said_and_frees_the_place(monkeypatch: 
     socket, service = MemorySocket(), ScriptedService(InterfaceLimits())
     for _ in range(1 + pieces):
         socket.incoming.put_nowait(speak("Hello"))
-    await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), socket, service).run(), WAIT_S)
+    await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", OutputFormat(), 4096)), socket, service).run(), WAIT_S)
     assert json.loads(socket.sent[-1])["type"] == "Error" and "The gateway failed" in str(socket.sent[-1])
     assert service.open_speeches == 0 and len(closed) == 1
 
@@ -163,7 +163,7 @@ def test_the_voice_goes_on_evenly_within_a_chunk_and_certainty_comes_at_its_end(
         yield Audio(np.zeros(24_000, np.float32), 50)  # of a server that does not tell
 
     async def run() -> list[Made | Flushed]:
-        return [piece async for piece in encoded(chunks(), Encoder(AudioFormat()))]
+        return [piece async for piece in encoded(chunks(), Encoder(OutputFormat()))]
 
     pieces = [None if isinstance(one, Flushed) else (one.duration_ms, one.text_consumed, one.text_position) for one in asyncio.run(run())]
     assert pieces[:2] == [(500.0, 0, 5), (500.0, 1, 10)]

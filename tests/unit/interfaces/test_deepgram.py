@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.errors import BusyError, InvalidInputError
-from interfaces.audio.formats import AudioFormat
+from interfaces.audio.formats import OutputFormat
 from interfaces.protocols.actions import Made
 from interfaces.protocols.deepgram import Deepgram, DeepgramOptions
 from tests.unit.interfaces.machine import Player
 
 
 def player() -> Player:
-    return Player(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)))
+    return Player(Deepgram(DeepgramOptions("anna", OutputFormat(), 4096)))
 
 
 def send(one: Player, kind: str, **message: Any) -> list[Any]:
@@ -56,7 +56,7 @@ def test_a_turn_from_the_first_piece_to_its_metadata() -> None:
 
 
 def test_a_turn_beyond_the_limit_is_refused_and_not_cut() -> None:
-    one = Player(Deepgram(DeepgramOptions("anna", AudioFormat(), max_text_chars=10)))
+    one = Player(Deepgram(DeepgramOptions("anna", OutputFormat(), max_text_chars=10)))
     (error,) = send(one, "Speak", text="x" * 11)
     assert error["type"] == "Error" and "longer than 10 characters" in error["description"]
     assert one.opened == [] and one.closed is not None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bistream.errors import BusyError, InvalidInputError
-from interfaces.audio.formats import AudioFormat
+from interfaces.audio.formats import OutputFormat
 from interfaces.protocols.actions import Made
 from interfaces.protocols.deepgram import DeepgramOptions
 from interfaces.protocols.deepgram_v1 import DeepgramV1
@@ -17,7 +17,7 @@ from tests.unit.interfaces.machine import Player
 
 
 def player(**options: Any) -> Player:
-    return Player(DeepgramV1(DeepgramOptions("anna", AudioFormat(), **{"max_text_chars": 4096, **options})))
+    return Player(DeepgramV1(DeepgramOptions("anna", OutputFormat(), **{"max_text_chars": 4096, **options})))
 
 
 def send(one: Player, kind: str, **message: Any) -> list[Any]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.errors import BusyError
-from interfaces.audio.formats import AudioFormat
+from interfaces.audio.formats import OutputFormat
 from interfaces.protocols.actions import Made
 from interfaces.protocols.alignment import Alignment
 from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions, key_headers
@@ -18,7 +18,7 @@ from tests.unit.interfaces.machine import Player
 
 
 def player(is_multi: bool = True, **options: Any) -> Player:
-    return Player(ElevenLabs(ElevenLabsOptions("anna", AudioFormat(), is_multi, **options)))
+    return Player(ElevenLabs(ElevenLabsOptions("anna", OutputFormat(), is_multi, **options)))
 
 
 def send(one: Player, **message: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from websockets.sync.client import connect
 
 from bistream.errors import BusyError, EngineError, InvalidInputError, SessionTimeoutError
 from gateway.keys import Keys
-from interfaces.audio.formats import AudioFormat
+from interfaces.audio.formats import OutputFormat
 from interfaces.core.record import Ending, SpeechRecord, ending_of
 from interfaces.protocols.deepgram import Deepgram, DeepgramOptions
 from interfaces.settings import InterfaceLimits
@@ -184,5 +184,5 @@ def test_the_first_ending_counts() -> None:
 async def test_a_websocket_client_that_does_not_read() -> None:
     client, service = MemorySocket(reads=False), ScriptedService(InterfaceLimits(send_timeout_s=0.01))
     client.incoming.put_nowait(speak("Hello"))
-    await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), client, service).run(), WAIT_S)
+    await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", OutputFormat(), 4096)), client, service).run(), WAIT_S)
     assert +service.counts.endings == {Ending.TIMED_OUT: 1}

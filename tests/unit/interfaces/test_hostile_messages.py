@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.errors import EngineError
-from interfaces.audio.formats import AudioFormat
+from interfaces.audio.formats import OutputFormat
 from interfaces.protocols.actions import Made, SocketProtocol
 from interfaces.protocols.cartesia import Cartesia
 from interfaces.protocols.dashscope import DashScope
@@ -21,12 +21,12 @@ from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions
 from tests.unit.interfaces.machine import Player
 
 MAKERS: dict[str, Callable[[], SocketProtocol]] = {
-    "deepgram": lambda: Deepgram(DeepgramOptions("anna", AudioFormat(), max_text_chars=50)),
-    "deepgram v1": lambda: DeepgramV1(DeepgramOptions("anna", AudioFormat(), max_text_chars=50)),
+    "deepgram": lambda: Deepgram(DeepgramOptions("anna", OutputFormat(), max_text_chars=50)),
+    "deepgram v1": lambda: DeepgramV1(DeepgramOptions("anna", OutputFormat(), max_text_chars=50)),
     "cartesia": lambda: Cartesia(max_contexts=3),
     "dashscope": DashScope,
-    "multi": lambda: ElevenLabs(ElevenLabsOptions("anna", AudioFormat(), True, max_contexts=3)),
-    "single": lambda: ElevenLabs(ElevenLabsOptions("anna", AudioFormat(), False)),
+    "multi": lambda: ElevenLabs(ElevenLabsOptions("anna", OutputFormat(), True, max_contexts=3)),
+    "single": lambda: ElevenLabs(ElevenLabsOptions("anna", OutputFormat(), False)),
 }
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=2), max_leaves=3

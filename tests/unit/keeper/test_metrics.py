@@ -16,7 +16,7 @@ from bistream.keeper import metrics
 from bistream.keeper.metrics import KeeperMetrics
 from bistream.keeper.server_process import METRICS_VARIABLE
 from bistream.keeper.supervisor import Supervisor
-from bistream.metrics.families import AUDIO_TTFP, HOP_QUEUE, SESSION_STARTS
+from bistream.metrics.catalogue import AUDIO_TTFP, HOP_QUEUE, SESSION_STARTS
 from bistream.metrics.recorder import Recorder
 from bistream.processes.control_files import ProcessStatus, StatusFile, forget_process
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bistream.metrics.families import ALL, BY_NAME, STAGES, Family, MetricType
+from bistream.metrics.catalogue import ALL, BY_NAME, STAGES, MetricFamily, MetricType
 
 ROOT = Path(__file__).resolve().parents[3]
 OPERATIONS = ROOT / "docs/operations.md"
@@ -25,7 +25,7 @@ OTHERS = ("bistream_interfaces_", "bistream_gate_")
 OTHER_WORDS = ("bistream_cosyvoice2", *OTHERS)
 
 
-def family_of(name: str) -> Family | None:
+def family_of(name: str) -> MetricFamily | None:
     """Of a sample's name; histograms have three kinds of samples."""
     stem = re.sub(r"_(bucket|sum|count)$", "", name)
     return BY_NAME.get(name) or (BY_NAME[stem] if stem in BY_NAME and BY_NAME[stem].kind is MetricType.HISTOGRAM else None)

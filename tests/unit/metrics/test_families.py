@@ -6,7 +6,7 @@ import re
 
 from bistream.contract.fields import CONTRACTS
 from bistream.errors import ERRORS_BY_CODE, BistreamError
-from bistream.metrics.families import ALL, BY_NAME, END_REASONS, ERROR_CODES, SESSIONS, MetricType
+from bistream.metrics.catalogue import ALL, BY_NAME, END_REASONS, ERROR_CODES, SESSIONS, MetricType
 from bistream.sessions.session import SessionState
 from bistream.types import FinishReason
 

@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from bistream.metrics.families import (
+from bistream.metrics.catalogue import (
     ALL,
     AUDIO_STAGE,
     AUDIO_TTFP,
@@ -21,7 +21,7 @@ from bistream.metrics.families import (
     SESSIONS,
     STAGES,
     THREADS,
-    Family,
+    MetricFamily,
     MetricType,
 )
 from bistream.metrics.recorder import Recorder
@@ -81,7 +81,7 @@ def test_every_kind_is_parsed_as_what_it_is() -> None:
         assert found[name].type == family.kind.value and found[name].documentation == family.help
 
 
-def make(recorder: Recorder, family: Family) -> None:
+def make(recorder: Recorder, family: MetricFamily) -> None:
     labels = family.known_labels[0] if family.known_labels else ("model",) * len(family.labels)
     if family.kind is MetricType.HISTOGRAM:
         recorder.histogram(family, *labels)
@@ -95,8 +95,8 @@ def test_unknown_families_and_labels_are_refused() -> None:
     recorder = Recorder()
     with pytest.raises(AssertionError, match="is no value of text"):
         recorder.histogram(AUDIO_TTFP, "a sentence of a caller")
-    with pytest.raises(AssertionError, match=r"families\.py"):
-        recorder.counter(Family("bistream_new_total", MetricType.COUNTER, "New"))
+    with pytest.raises(AssertionError, match=r"catalogue\.py"):
+        recorder.counter(MetricFamily("bistream_new_total", MetricType.COUNTER, "New"))
 
 
 def test_no_count_is_lost_between_threads() -> None:

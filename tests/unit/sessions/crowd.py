@@ -16,8 +16,8 @@ from bistream.gpu.claims import HOPS, PATIENCE_S
 from bistream.hops.batch_rules import FIRST_TOKENS_PER_S, LONG_BATCH_S, MAX_BATCH_HOPS, BatchRules
 from bistream.hops.policy import HopPolicy, HopProgress
 from bistream.hops.queue import BatchPace, HopQueue
-from bistream.sessions.admission import SessionStart
 from bistream.sessions.load import NOTHING, LoadControl, Need, SessionLoad, need_of, text_bytes
+from bistream.sessions.request_checks import SessionStart
 from bistream.token2wav.capacity import CapacityMeter
 from bistream.token2wav.load_report import LoadReport
 from bistream.types import GenerationOptions

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.errors import BusyError
-from bistream.sessions.admission import SessionStart
 from bistream.sessions.load import (
     FIRST_LENGTH_S,
     LEAST_RESERVED_S,
@@ -25,6 +24,7 @@ from bistream.sessions.load import (
     reserved_speech_s,
     text_bytes,
 )
+from bistream.sessions.request_checks import SessionStart
 from bistream.token2mel.page_pool import Account, PagePool
 from bistream.token2mel.state_budget import reserved_pages
 from bistream.token2wav.load_report import LoadReport

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from bistream.errors import BusyError
 from bistream.sessions import load
-from bistream.sessions.admission import SessionStart
 from bistream.sessions.load import (
     ASSUMED_CAPACITY,
     LENGTH_MARGIN,
@@ -24,6 +23,7 @@ from bistream.sessions.load import (
     Need,
     SessionLoad,
 )
+from bistream.sessions.request_checks import SessionStart
 from bistream.token2wav.load_report import LoadReport
 from bistream.types import GenerationOptions, VoicePrompt
 from tests.formats import AUDIO_FORMAT

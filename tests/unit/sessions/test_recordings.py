@@ -10,7 +10,7 @@ import pytest
 from bistream.config import RuntimeConfig
 from bistream.contract.voices import reference_hash
 from bistream.errors import InvalidInputError
-from bistream.sessions.admission import SessionStart, check_start
+from bistream.sessions.request_checks import SessionStart, check_start
 from bistream.sessions.voices import Voices
 from bistream.types import FloatArray, IntArray, SpeakerFeatures
 from bistream.voice.conditioning import condition_reference

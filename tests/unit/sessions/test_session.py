@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
 from bistream.errors import BusyError, CancelledError, EngineError, InvalidInputError, UnknownSessionError
-from bistream.sessions.admission import TextLedger, check_start
+from bistream.sessions.request_checks import TextLedger, check_start
 from bistream.sessions.session import CallerSession, Reply, SessionState
 from bistream.text.special_tokens import SPECIAL_TOKENS
 from bistream.types import AudioChunk, FinishReason, SpeechTokens

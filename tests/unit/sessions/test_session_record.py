@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.metrics.families import OUTER_STAGES
+from bistream.metrics.catalogue import OUTER_STAGES
 from bistream.metrics.session_log import LOGGER
 from bistream.sessions.session_record import SessionRecord, Timestamps
 from tests.formats import SAMPLE_RATE

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.metrics.families import LM_RUNAWAYS
+from bistream.metrics.catalogue import LM_RUNAWAYS
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.sequence_series import MAX_REDRAWS
 from bistream.types import FinishReason, GenerationOptions, SpeechTokens

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.metrics.families import SESSIONS
+from bistream.metrics.catalogue import SESSIONS
 from bistream.metrics.recorder import Recorder
 from bistream.processes.control_files import CONTROL_VARIABLE, ProcessStatus, StatusFile, read_status
 from bistream.triton.status_writer import StatusWriter

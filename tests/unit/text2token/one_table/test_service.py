@@ -20,10 +20,15 @@ from bistream.text2token.one_table.loading import OneTableModel
 from bistream.text2token.one_table.prompts import Labels, SpeakerTokens
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
 from bistream.text2token.speech_lengths import SpeechLengths
-from bistream.types import FinishReason, GenerationOptions, SpeechTokens
+from bistream.types import FinishReason, GenerationOptions, IntArray, SpeechTokens
 from tests.fakes import Script, ScriptedEngine, TurnView
 
-VOICE = SpeakerTokens(tuple(range(32))).numbers
+
+def numbers(*values: int) -> IntArray:
+    return np.array(values, np.int32)
+
+
+VOICE = numbers(*SpeakerTokens(tuple(range(32))).numbers)
 TEXT = "The weather was clear, so we walked along the river. She asked whether the train would arrive on time. Nobody knew."
 Messages = queue.SimpleQueue[SpeechTokens | BistreamError]
 
@@ -41,7 +46,13 @@ def scripted(count: int, prompts: list[tuple[int, ...]]) -> Script:
 
 
 def start(text: str, is_end: bool, **values: Any) -> LanguageModelStart:
-    given = {"prompt_text": "", "prompt_speech_tokens": np.zeros(0, np.int32), "speaker": VOICE, "options": GenerationOptions(), **values}
+    given = {
+        "prompt_text": "",
+        "prompt_speech_tokens": np.zeros(0, np.int32),
+        "speaker_tokens": VOICE,
+        "options": GenerationOptions(),
+        **values,
+    }
     return LanguageModelStart("a", text.encode(), is_end, **given)
 
 
@@ -142,9 +153,9 @@ def test_special_tokens_of_a_user_are_text(
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"speaker": ()}, "The voice has 0 speaker tokens"),
-        ({"speaker": (0,) * 31}, "The voice has 31 speaker tokens"),
-        ({"speaker": (4096,) * 32}, "none of this model"),
+        ({"speaker_tokens": numbers()}, "The voice has 0 speaker tokens"),
+        ({"speaker_tokens": numbers(*[0] * 31)}, "The voice has 31 speaker tokens"),
+        ({"speaker_tokens": numbers(*[4096] * 32)}, "none of this model"),
         ({"prompt_text": "Long.", "prompt_speech_tokens": np.zeros(1300, np.int32)}, "which leaves no room for speech"),
         ({"prompt_text": "Long. ", "prompt_speech_tokens": np.full(3, 512, np.int32)}, "codes from 0 to 511"),
     ],
@@ -170,7 +181,10 @@ def test_sessions_side_by_side_speak_as_alone(service: SpeechTokenService) -> No
         for name in names:
             queues.append(queue.SimpleQueue())
             voice = SpeakerTokens(tuple(range(32)), Labels("male", "low"), 200, int(name)).numbers
-            request = replace(start(TEXT[:52], True, speaker=voice, options=GenerationOptions(seed=int(name))), session_id=name)
+            speaker_tokens = numbers(*voice)
+            request = replace(
+                start(TEXT[:52], True, speaker_tokens=speaker_tokens, options=GenerationOptions(seed=int(name))), session_id=name
+            )
             service.start(request, queues[-1].put)
         return [all_of(one)[0] for one in queues]
 

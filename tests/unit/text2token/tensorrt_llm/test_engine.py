@@ -13,7 +13,7 @@ import pytest
 
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, ConfigError, EngineError, UnknownSessionError
-from bistream.metrics import families
+from bistream.metrics import catalogue
 from bistream.metrics.recorder import Recorder
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.factory import make_engine
@@ -91,7 +91,7 @@ def test_a_forbidden_stop_id_is_rejected_and_drawn_again_with_a_mask(recorder: R
     bias = masked.embedding_bias
     assert len(bias) == MERGED.vocab_size and [int(one) for one in (bias < 0).nonzero().flatten()] == [EOS, SECOND]
     assert float(bias[EOS]) == pytest.approx(FORBIDDEN_BIAS) and first.embedding_bias is last.embedding_bias is None
-    assert counted(recorder, families.REJECTED_STOPS.name) == 1
+    assert counted(recorder, catalogue.REJECTED_STOPS.name) == 1
     bench.close()
 
 
@@ -119,7 +119,7 @@ def test_a_displaced_prefix_is_computed_again_and_changes_nothing(recorder: Reco
                 bench.library.stored.clear()
         results.append(ids)
     assert results[0] == results[1]
-    assert counted(recorder, families.RECOMPUTED_TOKENS.name) > 3 * len(PROMPT)
+    assert counted(recorder, catalogue.RECOMPUTED_TOKENS.name) > 3 * len(PROMPT)
     bench.close()
     undisturbed.close()
 

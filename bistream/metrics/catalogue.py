@@ -23,7 +23,7 @@ class MetricType(enum.Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class Family:
+class MetricFamily:
     """labels: each label with its values; a label without values (a model's name) exists only once it is recorded.
 
     buckets: upper bounds, ascending, without infinity.
@@ -41,16 +41,16 @@ class Family:
         return tuple(itertools.product(*self.labels.values()))
 
 
-def _histogram(name: str, help: str, buckets: tuple[float, ...], **labels: Labels) -> Family:
-    return Family(f"bistream_{name}", MetricType.HISTOGRAM, help, labels, buckets)
+def _histogram(name: str, help: str, buckets: tuple[float, ...], **labels: Labels) -> MetricFamily:
+    return MetricFamily(f"bistream_{name}", MetricType.HISTOGRAM, help, labels, buckets)
 
 
-def _counter(name: str, help: str, **labels: Labels) -> Family:
-    return Family(f"bistream_{name}", MetricType.COUNTER, help, labels)
+def _counter(name: str, help: str, **labels: Labels) -> MetricFamily:
+    return MetricFamily(f"bistream_{name}", MetricType.COUNTER, help, labels)
 
 
-def _gauge(name: str, help: str, **labels: Labels) -> Family:
-    return Family(f"bistream_{name}", MetricType.GAUGE, help, labels)
+def _gauge(name: str, help: str, **labels: Labels) -> MetricFamily:
+    return MetricFamily(f"bistream_{name}", MetricType.GAUGE, help, labels)
 
 
 _MILLISECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075, 0.1, 0.125, 0.15)
@@ -158,5 +158,5 @@ METRICS_AGE = _gauge("metrics_age_s", "Seconds since a model's processes last wr
 # Exported through Triton's own metrics
 TIER = _gauge("tier", "1 for the tier of code that computes a network", stage=(), tier=())
 
-ALL: tuple[Family, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Family))
-BY_NAME: Mapping[str, Family] = {family.name: family for family in ALL}
+ALL: tuple[MetricFamily, ...] = tuple(value for value in list(globals().values()) if isinstance(value, MetricFamily))
+BY_NAME: Mapping[str, MetricFamily] = {family.name: family for family in ALL}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bistream.contract.fields import COSYVOICE2_BISTREAM, Field
 from bistream.errors import InvalidInputError
-from bistream.sessions.admission import TextLedger, check_append
+from bistream.sessions.request_checks import TextLedger, check_append
 from bistream.text.special_tokens import SPECIAL_TOKENS
 from tests.unit.sessions.fakes import request_of
 
