@@ -316,6 +316,8 @@ class ScriptedSampler:
     max_decided: an upper bound of ``len(decided)`` (one per position of the longest session is plenty).
     """
 
+    compiles = False
+
     def __init__(self, picks: Mapping[str, Pick], max_decided: int = 4096) -> None:
         self.history_size = max_decided
         self._picks = picks

@@ -211,6 +211,7 @@ class SamplerState:
 
 class Sampler(Protocol):
     history_size: int  # decided ids per session that ``SamplerState`` must keep for this sampler
+    compiles: bool  # with PyTorch's compiler; where not, its operations are recorded one by one
 
     def choose(self, log_probs: Tensor, state: SamplerState, slots: Tensor) -> Tensor:
         """One head row per row of log_probs [n, V] (masked, float32). int64 [n]. Must not write to ``state``."""
@@ -218,6 +219,8 @@ class Sampler(Protocol):
 
 class RepetitionAwareSampler:
     """Nucleus sampling with a redraw of repeated ids (VALL-E 2; upstream ``ras_sampling``); temperature 0 is arg-max."""
+
+    compiles = True
 
     def __init__(self, history_size: int = DEFAULT_HISTORY) -> None:
         self.history_size = history_size

@@ -57,9 +57,9 @@ class GraphStep:
     ) -> None:
         device = weights.embedding.device
         self.weights = weights
-        self.functions = functions
-        self.tuning = tuning
         self.sampler = make_sampler(config, device)
+        self.functions = functions if self.sampler.compiles else functions._replace(sample_rows=layer.sample_rows)
+        self.tuning = tuning
         self.state = SamplerState(settings.max_sessions, TokenSpace.of(config), self.sampler.history_size, device)
         usual = 1 << (config.top_k - 1).bit_length()  # a session with the checkpoint's own top_k records nothing again
         self.state.top_k_in_use = min(max(CANDIDATES, usual), config.num_scores)

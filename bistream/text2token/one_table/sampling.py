@@ -51,7 +51,7 @@ class TopKTopPSampler:
     usual: the temperature that the model's release speaks with; a request's counts in it, so 1 is the usual one in every family.
     """
 
-    history_size = HISTORY
+    history_size, compiles = HISTORY, False  # PyTorch 2.11's compiler fails on the two sorts
 
     def __init__(self, usual: float) -> None:
         self._usual = usual
@@ -67,7 +67,7 @@ class TopKTopPSampler:
 class PhasedSampler:
     """Rows of the head by the number of ids that a sequence has decided: id i is one of ``phases[min(i, last)]``."""
 
-    history_size = HISTORY
+    history_size, compiles = HISTORY, False  # PyTorch 2.11's compiler fails on the two sorts
 
     def __init__(self, phases: Sequence[range], usual: float, device: torch.device) -> None:
         self._bounds = torch.tensor([(phase.start, phase.stop) for phase in phases], device=device)
