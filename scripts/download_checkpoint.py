@@ -46,7 +46,10 @@ def run(options: argparse.Namespace) -> str:
             check_model_dir(directory)
             return f"{directory} has every file of a checkpoint; it has no record of a download, so no checksum was compared"
         return f"{directory} is {known['repo_id']} of {known['hub']} at {known['commit']}: {len(known['files'])} files, all checksums right"
-    repo_id = options.model_id or FAMILIES_BY_NAME[options.family].release.repo_id(options.hub)
+    release = FAMILIES_BY_NAME[options.family].release
+    if not options.model_id and options.hub not in release.owners:
+        raise DownloadError(f"{release.repository} is not known at {options.hub}; take another --hub, or name it there with --model-id.")
+    repo_id = options.model_id or release.repo_id(options.hub)
     made = download(options.hub, repo_id, options.revision or REVISIONS[options.hub], directory)
     size = sum(entry["size"] for entry in made["files"].values()) / 1e6
     return f"made {directory}: {repo_id} of {options.hub} at {made['commit']}, {len(made['files'])} files, {size:.1f} MB"

@@ -1,7 +1,7 @@
 """What a checkpoint can do that its weights don't say: languages, instructions, the longest speech it was trained on.
 
-A checkpoint says so in ``training.json``, which lies beside its networks; the released ones have none and count as a ``ModelCard`` with
-its defaults. Other keys of that file are the training's own. No torch.
+A checkpoint says so in ``training.json``, which lies beside its networks; the released ones have none, and their family says it. Other
+keys of that file are the training's own. No torch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bistream.checkpoints.files import family_of
 from bistream.errors import CheckpointError
 
 MODEL_CARD_FILE = "training.json"
@@ -38,22 +39,21 @@ class ModelCard:
 
 def read_model_card(model_dir: str | Path) -> ModelCard:
     """Of a model directory, or ``""`` for a process without one. Raises ``CheckpointError`` for a file that cannot be understood."""
-    path = Path(model_dir) / MODEL_CARD_FILE
+    path, family = Path(model_dir) / MODEL_CARD_FILE, family_of(model_dir)
+    released = ModelCard(languages=family.languages, can_be_instructed=family.can_be_instructed)
     if not str(model_dir) or not path.is_file():
-        return ModelCard()
+        return released
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return _parse(found)
+        return _parse(json.loads(path.read_text(encoding="utf-8")), released)
     except (ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path.name} could not be understood ({error}); correct the file or remove it.") from error
 
 
-def _parse(found: dict[str, Any]) -> ModelCard:
-    card = ModelCard()
+def _parse(found: dict[str, Any], card: ModelCard) -> ModelCard:
     longest = float(found.get("longest_utterance_s", card.longest_utterance_s))
     if not 1.0 <= longest <= 600.0:
         raise ValueError(f"longest_utterance_s is {longest:g}, outside 1 to 600")
-    languages = found.get("languages", [])
+    languages = found.get("languages", sorted(card.languages))
     if not isinstance(languages, list) or not all(isinstance(one, str) and len(one) == 2 for one in languages):
         raise ValueError("languages is no list of two-letter codes")
     can_be_instructed = found.get("can_be_instructed", card.can_be_instructed)

@@ -39,6 +39,8 @@ SPARK = Family(
     yaml_names=("BiCodec/config.yaml",),
     text_directory="LLM",
     tokenizer_files=("tokenizer.json",),
+    languages=frozenset({"en", "zh"}),
+    can_be_instructed=False,
     rows=SpeechRows(sos=_STOP, eos=_STOP, task=_STOP, fill=_STOP, num_scored=1, num_stored=1, names=("<|im_end|>",)),
     speech_tokenizer_file=f"{_W2V}/pytorch_model.bin",
     network_files=(

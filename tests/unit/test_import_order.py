@@ -74,7 +74,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     "hops": (frozenset({"policy", "queue", "text_pace"}), frozenset({"batch_rules"})),
     "checkpoints": tuple(
         frozenset(names.split())
-        for names in ("config files model_card", "sizes", "one_table", "reader", "listing", "download", "released model_dir")
+        for names in ("config files", "model_card sizes", "one_table", "reader", "listing", "download", "released model_dir")
     ),
     "transport": tuple(
         frozenset(names.split())

@@ -16,6 +16,7 @@ import pytest
 from bistream.checkpoints.download import RECORD, check_directory
 from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.families.cosyvoice3 import COSYVOICE3
+from bistream.families.spark import SPARK
 from scripts.download_checkpoint import main
 from tests.unit.checkpoints.stand_in import REPO, Repository, commit_of, serving
 
@@ -74,6 +75,11 @@ def test_the_names_of_the_released_checkpoints() -> None:
     assert COSYVOICE2.release.repo_id("huggingface") == "FunAudioLLM/CosyVoice2-0.5B"
     assert COSYVOICE2.release.repo_id("modelscope") == "iic/CosyVoice2-0.5B"
     assert {COSYVOICE3.release.repo_id(hub) for hub in ("huggingface", "modelscope")} == {"FunAudioLLM/Fun-CosyVoice3-0.5B-2512"}
+
+
+def test_a_hub_that_has_no_release(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "model"), "--hub", "modelscope", "--family", SPARK.name]) == 1
+    assert "Spark-TTS-0.5B is not known at modelscope" in capsys.readouterr().err
 
 
 def files(directory: Path) -> dict[str, bytes]:

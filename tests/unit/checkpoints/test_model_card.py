@@ -9,12 +9,16 @@ import pytest
 
 from bistream.checkpoints.model_card import MODEL_CARD_FILE, ModelCard, read_model_card
 from bistream.errors import CheckpointError
+from bistream.families.spark import SPARK
 
 SHIPPED = Path(__file__).resolve().parents[3] / "assets/voice"
 
 
 def test_a_directory_without_the_file_counts_as_a_released_checkpoint(tmp_path: Path) -> None:
     assert read_model_card(tmp_path) == read_model_card("") == ModelCard(30.0, frozenset(), True)
+    (tmp_path / "BiCodec").mkdir()
+    (tmp_path / SPARK.yaml_names[0]).write_text("")
+    assert read_model_card(tmp_path) == ModelCard(30.0, frozenset({"en", "zh"}), can_be_instructed=False)
 
 
 def test_marks_that_a_checkpoint_does_not_know(tmp_path: Path) -> None:
