@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 PYTHON=${PYTHON:-python3.11}                # makes the virtual environment
 VENV=${VENV:-.venv}
 BUILD=${BUILD:-build}                       # all build output but the virtual environment
-FAMILY=${FAMILY:-cosyvoice2}                # cosyvoice2 | cosyvoice3: which download or random checkpoint is meant without MODEL_DIR
+FAMILY=${FAMILY:-cosyvoice2}                # cosyvoice2 | cosyvoice3 | spark: which download or random checkpoint is meant without MODEL_DIR
 MODEL_DIR=${MODEL_DIR:-}                    # empty: what stage 0 has downloaded, else VOICE_DIR, else a tiny random checkpoint
 VOICE_DIR=${VOICE_DIR:-assets/voice}        # a small trained CosyVoice2 (training/README.md)
 MODEL_HUB=${MODEL_HUB:-huggingface}         # stage 0: huggingface | modelscope
@@ -73,12 +73,13 @@ become() { exec "$VENV/bin/python" "$@"; } # ending this script ends the program
 
 # Sets MODEL_DIR where the environment has not, and the names of the download and of the random checkpoint.
 choose_model_dir() {
-  one_of FAMILY "$FAMILY" cosyvoice2 cosyvoice3
+  one_of FAMILY "$FAMILY" cosyvoice2 cosyvoice3 spark
   DOWNLOAD=$BUILD/CosyVoice2-0.5B TINY=$BUILD/tiny_checkpoint GIVEN_DIR=$MODEL_DIR
   if [ "$FAMILY" = cosyvoice3 ]; then DOWNLOAD=$BUILD/Fun-CosyVoice3-0.5B-2512 TINY=$BUILD/tiny_cosyvoice3 VOICE_DIR=; fi
+  if [ "$FAMILY" = spark ]; then DOWNLOAD=$BUILD/Spark-TTS-0.5B TINY=$BUILD/tiny_spark VOICE_DIR=; fi
   local candidate
   for candidate in "$DOWNLOAD" "$VOICE_DIR" "$TINY"; do
-    if [ -z "$MODEL_DIR" ] && [ -f "$candidate/llm.pt" ]; then MODEL_DIR=$candidate; fi
+    if [ -z "$MODEL_DIR" ] && { [ -f "$candidate/llm.pt" ] || [ -f "$candidate/LLM/model.safetensors" ]; }; then MODEL_DIR=$candidate; fi
   done
   MODEL_DIR=${MODEL_DIR:-$TINY}
 }

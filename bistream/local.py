@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bistream.checkpoints.files import served_family_of
+from bistream.checkpoints.files import family_of
 from bistream.config import RuntimeConfig
 from bistream.contract.codec import to_bytes
 from bistream.errors import BistreamError, CancelledError, UnknownSessionError
@@ -28,8 +28,7 @@ from bistream.token2wav.factory import load_renderer
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.types import AudioChunk, FloatArray, GenerationOptions, IntArray, SpeakerFeatures, SpeechTokens, VoicePrompt
-from bistream.voice.speaker_encoder import SpeakerEncoder
-from bistream.voice.speech_tokenizer import SpeechTokenizer
+from bistream.voice.factory import load_speakers, load_tokenizer
 
 DEFAULT_OPTIONS = GenerationOptions()
 
@@ -51,13 +50,13 @@ class LocalVoice:
     """``ports.VoicePort``."""
 
     def __init__(self, config: RuntimeConfig, times: StageTimes) -> None:
-        self._tokenizer = SpeechTokenizer.from_config(config)
-        self._encoder = SpeakerEncoder.from_config(config)
+        self._tokenizer = load_tokenizer(config)
+        self._encoder = load_speakers(config)
         self._times = times
 
     def prompt_speech_tokens(self, reference_wav: FloatArray) -> IntArray:
         with self._times.measure("voice"):
-            return self._tokenizer.tokens(reference_wav)
+            return self._tokenizer.tokens_of([reference_wav])[0]
 
     def speaker_features(self, reference_wav: FloatArray) -> SpeakerFeatures:
         with self._times.measure("voice"):
@@ -162,7 +161,7 @@ class LocalPipeline:
     def __init__(self, config: RuntimeConfig) -> None:
         """Raises ``ConfigError`` and ``CheckpointError``."""
         self.times = StageTimes()
-        self.sample_rate = served_family_of(config.model_dir).audio_format.sample_rate  # of all audio
+        self.sample_rate = family_of(config.model_dir).audio_format.sample_rate  # of all audio
         with ExitStack() as stack:  # closes the parts loaded so far when a later one fails to load
             voice = LocalVoice(config, self.times)
             self._language_model = LocalLanguageModel(config, self.times)

@@ -56,7 +56,8 @@ class TokenDemand(int):
 class SpeakerFeatures:
     """What flow and vocoder know a speaker by.
 
-    embedding: float32 [E], as campplus returns it (not normalised). mel: float32 [T, mel bins], the 24 kHz log-mel of the recording.
+    embedding: float32 [E], as campplus returns it (not normalised), or the numbers of global tokens. mel: float32 [T, mel bins], the
+    24 kHz log-mel of the recording; empty where the family needs none.
     """
 
     embedding: FloatArray
@@ -68,9 +69,9 @@ class VoicePrompt:
     """Everything the stages need to speak in one voice.
 
     prompt_text: transcript of the reference recording; empty for a voice without one.
-    speech_tokens: int32 [P], raw codes 0..6560, 25 per second. P may be 0.
-    speech_feat: float32 [2P, mel bins], the 24 kHz log-mel of the same seconds.
-    speaker_embedding: float32 [E], as campplus returns it (not normalised).
+    speech_tokens: int32 [P], raw codes of the recording. P may be 0.
+    speech_feat: float32 [2P, mel bins], the 24 kHz log-mel of the same seconds; empty where the family needs none.
+    speaker_embedding: float32 [E], as in ``SpeakerFeatures``.
     """
 
     prompt_text: str

@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bistream.checkpoints.files import family_of, served_family_of
+from bistream.checkpoints.files import family_of
 from bistream.checkpoints.model_card import read_model_card
 from bistream.checkpoints.model_dir import check_model_dir
 from bistream.config import RuntimeConfig
@@ -142,7 +142,6 @@ def check_model_dirs(values: Mapping[str, Mapping[str, str]]) -> None:
     """Reject what the server would refuse after minutes and in the midst of its log. Raises ``CheckpointError``."""
     for model_dir in sorted({given["model_dir"] for given in values.values() if "model_dir" in given}):
         check_model_dir(Path(model_dir))
-        served_family_of(model_dir)
 
 
 def read_template(model: str, root: Path = ROOT) -> str:

@@ -58,6 +58,12 @@ def tiny_cosyvoice3_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _make_tiny(tmp_path_factory, "cosyvoice3")
 
 
+@pytest.fixture(scope="session")
+def tiny_spark_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of the family without a flow."""
+    return _make_tiny(tmp_path_factory, "spark")
+
+
 def _make_tiny(tmp_path_factory: pytest.TempPathFactory, family: str) -> Path:
     from scripts.make_checkpoint import make_checkpoint  # noqa: PLC0415  (most tests do not need torch)
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bistream.audio.resample import LOWPASS_ZERO_CROSSINGS, ROLLOFF
+from bistream.audio.spectral import slaney_mel_filters
 from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.voice.features import (
@@ -28,7 +29,6 @@ from bistream.voice.features import (
     WHISPER_HOP,
     WHISPER_MEL_BINS,
     kaldi_mel_filters,
-    slaney_mel_filters,
 )
 
 _PITCH_RATE = 8000

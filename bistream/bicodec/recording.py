@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bistream.audio.spectral import periodic_hann, slaney_mel_filters
 from bistream.bicodec.config import MelSizes, RecordingSizes
 from bistream.gpu.steps import tiles
 from bistream.types import FloatArray
-from bistream.voice.features import periodic_hann, slaney_mel_filters
 
 Samples64 = NDArray[np.float64]
 

@@ -40,18 +40,6 @@ def family_of(model_dir: str | Path) -> Family:
     return family_of_names({path.name for path in model_dir.iterdir()} if model_dir.is_dir() else set())
 
 
-def served_family_of(model_dir: str | Path) -> Family:
-    """``family_of``, where it can be spoken. Raises ``CheckpointError`` as that does, and for a family without stages between its speech
-    tokens and a server's audio."""
-    family = family_of(model_dir)
-    if family.flow is None:
-        raise CheckpointError(
-            f"{family.title} cannot be served yet: its networks load, but no model of this server makes audio with them; serve "
-            f"{' or '.join(one.title for one in FAMILIES if one.flow is not None)}."
-        )
-    return family
-
-
 def family_of_names(names: set[str]) -> Family:
     """The family of a directory with these files, or files and folders, by their names alone: of the yaml, else of the speech tokenizer,
     else of a folder; else the default."""

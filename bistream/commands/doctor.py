@@ -24,7 +24,7 @@ import torch
 
 from bistream.audio.reference_tone import recording
 from bistream.checkpoints.config import CheckpointConfig
-from bistream.checkpoints.files import family_of, served_family_of
+from bistream.checkpoints.files import family_of
 from bistream.checkpoints.reader import read_config
 from bistream.commands.checkpoint_report import describe
 from bistream.commands.waiting import Waiting
@@ -128,7 +128,11 @@ def run(options: argparse.Namespace) -> None:
     for line in describe(options.model_dir):
         print(line, flush=True)
     config = RuntimeConfig(model_dir=str(options.model_dir), device=options.device)
-    audio_format = served_family_of(config.model_dir).audio_format
+    family = family_of(config.model_dir)
+    if family.flow is None:
+        print("what 16 bit costs is measured where a GPU serves it; the golden utterance of a start says whether it speaks")
+        return
+    audio_format = family.audio_format
     resolve_device(config.device)
     examined = examine(config, options.dtype, options.text)
     seconds = len(examined.waveform) / audio_format.sample_rate

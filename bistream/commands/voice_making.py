@@ -21,12 +21,11 @@ from bistream.errors import InvalidInputError
 from bistream.text.tokenizer import TextTokenizer
 from bistream.token2mel.checks import check_prompt
 from bistream.types import FloatArray, VoicePrompt
-from bistream.voice.build import build_voice_prompt
+from bistream.voice.build import join_voice_prompt
 from bistream.voice.conditioning import condition_reference, speech_of
+from bistream.voice.factory import load_speakers, load_tokenizer
 from bistream.voice.reference_audio import check_reference_audio
 from bistream.voice.registry import VoiceRegistry
-from bistream.voice.speaker_encoder import SpeakerEncoder
-from bistream.voice.speech_tokenizer import SpeechTokenizer
 from bistream.voice.spk2info import read_spk2info
 
 
@@ -43,7 +42,9 @@ def add_recording(model_dir: Path, registry: VoiceRegistry, speaker_id: str, rec
     """Register the voice of a recording. tell: what could be better about it, sentences. Raises ``BistreamError``."""
     check_speaker_id(speaker_id)
     voice = analyse(model_dir, recording, tell)
-    check_prompt(voice, read_config(model_dir).flow)
+    checkpoint = read_config(model_dir)
+    if checkpoint.family.flow is not None:
+        check_prompt(voice, checkpoint.flow)
     registry.save(speaker_id, voice)
 
 
@@ -58,10 +59,11 @@ def analyse(model_dir: Path, recording: Spoken, tell: Callable[[str], None]) -> 
         tell(sentence)
     waveform = condition_reference(waveform, config)
     with Waiting("1 of 2: speech tokens") as waiting:
-        tokens = SpeechTokenizer.from_model_dir(model_dir).tokens(waveform)
-        waiting.goes_on("2 of 2: speaker embedding")
-        embedding = SpeakerEncoder.from_model_dir(model_dir).embedding(waveform)
-    return build_voice_prompt(waveform, transcript, tokens, embedding, family_of(model_dir).mel_high_hz)
+        networks = RuntimeConfig(model_dir=str(model_dir))
+        (tokens,) = load_tokenizer(networks).tokens_of([waveform])
+        waiting.goes_on("2 of 2: speaker")
+        (speaker,) = load_speakers(networks).features_of([waveform])
+    return join_voice_prompt(transcript, speaker.mel, tokens, speaker.embedding)
 
 
 def read_recording(path: Path) -> FloatArray:

@@ -77,12 +77,13 @@ VocoderKind = Literal["hift", "causal_hift"]
 @dataclass(frozen=True)
 class BlockLayout:
     """How text and speech tokens alternate in the language model, and how many speech tokens a text can have (upstream's
-    ``min_token_text_ratio`` and ``max_token_text_ratio``)."""
+    ``min_token_text_ratio`` and ``max_token_text_ratio``). interleaved: false where all text of a sentence stands before its speech."""
 
     text_tokens: int
     speech_tokens: int
     min_speech_per_text: int
     max_speech_per_text: int
+    interleaved: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +111,7 @@ class Family:
 
     name: ``model_family`` in the models' metadata. yaml_names: the file that tells the family; of several names one is enough.
     text_directory: folder of the language model's configuration and of ``tokenizer_files``. network_files: all others that the server
-    reads, beside ``speech_tokenizer_file``.
+    reads, beside ``speech_tokenizer_file``; ``speaker_file`` is one of them.
 
     base_tokens, added_tokens: special tokens of the text tokenizer, in the order of their ids; a directory may declare others in place of
     the former. spoken_tokens: those of them that stand for speech as letters do. default_instruction: what stands before
@@ -131,6 +132,7 @@ class Family:
     text_directory: str
     tokenizer_files: tuple[str, ...] = ("vocab.json", "merges.txt", "tokenizer_config.json")
     speech_tokenizer_file: str
+    speaker_file: str = "campplus.onnx"
     network_files: tuple[str, ...] = ("llm.pt", "flow.pt", "hift.pt", "campplus.onnx")
     rows: SpeechRows
 
@@ -155,6 +157,11 @@ class Family:
     def repository(self) -> str:
         """Name of the released checkpoint, for messages."""
         return self.release.repository
+
+    @property
+    def voice_files(self) -> tuple[str, ...]:
+        """Networks that make a voice of a recording."""
+        return (self.speech_tokenizer_file, self.speaker_file)
 
     @property
     def text_files(self) -> tuple[str, ...]:

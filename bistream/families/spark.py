@@ -35,7 +35,7 @@ SPARK = Family(
         sample_rate=16_000, tokens_per_second=50, mel_frames_per_token=1, chunk_tokens=50, lookahead_tokens=67, vocoder_overlap_frames=0
     ),
     # All text of a sentence stands before its speech. The bounds are those of CosyVoice's training, in seconds.
-    blocks=BlockLayout(text_tokens=5, speech_tokens=50, min_speech_per_text=1, max_speech_per_text=40),
+    blocks=BlockLayout(text_tokens=5, speech_tokens=50, min_speech_per_text=1, max_speech_per_text=40, interleaved=False),
     yaml_names=("BiCodec/config.yaml",),
     text_directory="LLM",
     tokenizer_files=("tokenizer.json",),
@@ -43,6 +43,7 @@ SPARK = Family(
     can_be_instructed=False,
     rows=SpeechRows(sos=_STOP, eos=_STOP, task=_STOP, fill=_STOP, num_scored=1, num_stored=1, names=("<|im_end|>",)),
     speech_tokenizer_file=f"{_W2V}/pytorch_model.bin",
+    speaker_file="BiCodec/model.safetensors",
     network_files=(
         "config.yaml",
         "LLM/model.safetensors",

@@ -48,7 +48,7 @@ class HopProgress:
     prompt_tokens: speech tokens of its voice prompt. received_tokens: speech tokens the language model has produced.
     sent_tokens: those already in hops, lookahead included. has_ended: the language model has ended.
     playback_buffer_s: unplayed audio at the listener. hop_latency_s: how long the session's last hop took, queueing included.
-    is_whole: all text was in the first request, so the language model does not speak in blocks.
+    is_whole: the language model does not speak in blocks: all text was in the first request, or it never does (``interleaved``).
     is_resting: the language model waits for text.
     next_block_s: until the text of the next block is expected; 0.0: it is there; None: nobody knows. block_every_s: how often the text of
     a block comes; None: nobody knows.

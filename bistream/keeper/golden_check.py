@@ -47,7 +47,7 @@ from bistream.keeper.repository import read_parameters
 from bistream.keeper.server_process import TritonServer
 from bistream.processes.start_phases import phase
 from bistream.types import FloatArray, IntArray, VoicePrompt
-from bistream.voice.build import build_voice_prompt
+from bistream.voice.build import join_voice_prompt
 from bistream.voice.conditioning import condition_reference
 
 logger = logging.getLogger(__name__)
@@ -110,9 +110,9 @@ class GoldenCheck:
 
 @dataclass(frozen=True)
 class _Form:
-    """Settings of a repository that the utterance follows. mel_high_hz: as of ``build_voice_prompt``. front_model: of recordings."""
+    """Settings of a repository that the utterance follows. tells_speaker: as of ``Services``. front_model: of recordings."""
 
-    mel_high_hz: float
+    tells_speaker: bool
     samples_per_token: int
     hop_policy: HopPolicy
     front_model: RuntimeConfig
@@ -125,7 +125,7 @@ class _Form:
         family = family_of(parameters[TOKEN2WAV.name].get("model_dir", ""))
         recordings = {name: values[name] for name in ("condition_recordings", "min_reference_s", "max_reference_s") if name in values}
         policy = HopPolicy(family.audio_format, family.blocks, first, max_chunks=most)
-        return cls(family.mel_high_hz, family.audio_format.samples_per_token, policy, RuntimeConfig.from_strings(recordings))
+        return cls(family.flow is None, family.audio_format.samples_per_token, policy, RuntimeConfig.from_strings(recordings))
 
 
 def _speak_as(stored: StoredGolden, stream: ModelStream, form: _Form, exact: bool, sums_vary: bool) -> None:
@@ -149,11 +149,12 @@ def speak(stream: ModelStream, base: Golden | None, form: _Form) -> tuple[Golden
     wav = condition_reference(recording(), form.front_model)
     with phase("golden utterance: voice"):
         voice_tokens: IntArray = _one(stream.ask(AUDIO_TOKENIZER, {"reference_wav": wav.reshape(1, -1)}), "prompt_speech_tokens")
-        embedding: FloatArray = _one(stream.ask(SPEAKER_EMBEDDING, {"reference_wav": wav.reshape(1, -1)}), "prompt_spk_embedding")
+        (speaker,) = stream.ask(SPEAKER_EMBEDDING, {"reference_wav": wav.reshape(1, -1)})
+        embedding: FloatArray = speaker["prompt_spk_embedding"]
     known = (voice_tokens, embedding) if base is None else (base.voice_tokens, base.embedding)
-    voice = build_voice_prompt(wav, TRANSCRIPT, *known, form.mel_high_hz)
+    voice = join_voice_prompt(TRANSCRIPT, speaker["prompt_speech_feat"], *known)
     with phase("golden utterance: speech tokens"):
-        speech_tokens = _speech_tokens(stream, voice)
+        speech_tokens = _speech_tokens(stream, voice, form.tells_speaker)
     with phase("golden utterance: audio"):
         waveform = _waveform(stream, voice, speech_tokens if base is None else base.speech_tokens, form.hop_policy)
     golden = Golden(voice_tokens, embedding, speech_tokens, waveform)
@@ -179,8 +180,12 @@ def _front_model_fault(stream: ModelStream, alike: Golden | None, samples: int) 
     return None
 
 
-def _speech_tokens(stream: ModelStream, voice: VoicePrompt) -> IntArray:
-    prompt: Values = {"prompt_text": voice.prompt_text, "prompt_speech_tokens": voice.speech_tokens}
+def _speech_tokens(stream: ModelStream, voice: VoicePrompt, tells_speaker: bool) -> IntArray:
+    prompt: Values = {
+        "prompt_text": voice.prompt_text,
+        "prompt_speech_tokens": voice.speech_tokens,
+        **({"speaker_tokens": voice.speaker_embedding.astype(np.int32)} if tells_speaker else {}),
+    }
     responses = stream.ask(LLM_BISTREAM, {"session_id": _session_id(), "text": TEXT, "is_end": True, "seed": SEED, **prompt})
     if error := next((str(response["error"].reshape(-1)[0].decode()) for response in responses if response["error"].reshape(-1)[0]), ""):
         raise RequestError(f"model {LLM_BISTREAM.name}: {error}")
@@ -195,7 +200,7 @@ def _waveform(stream: ModelStream, voice: VoicePrompt, tokens: IntArray, policy:
     prompt: Values = {
         "prompt_spk_embedding": voice.speaker_embedding,
         "prompt_speech_tokens": voice.speech_tokens,
-        "prompt_speech_feat": voice.speech_feat,
+        **({"prompt_speech_feat": voice.speech_feat} if voice.speech_feat.size else {}),
         "seed": SEED,
     }
     chunks = []

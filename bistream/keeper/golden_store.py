@@ -23,16 +23,16 @@ from bistream.families.registry import FAMILIES, YAML_NAMES
 from bistream.keeper.golden import RECIPE, Golden
 from bistream.keeper.host import GoldenError
 from bistream.store.fingerprint import Fingerprint, code_hash, files_hash, from_json, gpus, processor, versions
-from bistream.voice.made_with import SPEAKER_ENCODER_FILE
 
 Parameters = Mapping[str, Mapping[str, str]]  # by model
 SUFFIX = ".safetensors"
 _TEXT_FILES = tuple(dict.fromkeys(name for family in FAMILIES for name in family.text_files))
+_NETWORKS = tuple(name for family in FAMILIES if family.flow is None for name in family.network_files)
 CHECKPOINT_FILES = {  # what each model reads of its model_dir, in any family
     AUDIO_TOKENIZER.name: tuple(family.speech_tokenizer_file for family in FAMILIES),
-    SPEAKER_EMBEDDING.name: (SPEAKER_ENCODER_FILE,),
-    LLM_BISTREAM.name: ("llm.pt", *YAML_NAMES, *_TEXT_FILES),
-    TOKEN2WAV.name: ("flow.pt", "hift.pt", *YAML_NAMES),
+    SPEAKER_EMBEDDING.name: tuple(dict.fromkeys(family.speaker_file for family in FAMILIES)),
+    LLM_BISTREAM.name: ("llm.pt", *_NETWORKS, *YAML_NAMES, *_TEXT_FILES),
+    TOKEN2WAV.name: ("flow.pt", "hift.pt", *_NETWORKS, *YAML_NAMES),
 }
 _RESULT_SETTINGS = ("final_mode", "left_context_chunks")  # change what is computed, whatever computes it
 HOP_SETTINGS = ("first_hop_tokens", "max_hop_chunks")  # of the front model: how it cuts a whole text, which the audio follows

@@ -14,6 +14,7 @@ from functools import cache
 
 import numpy as np
 
+from bistream.bicodec.config import read_config as read_codec_config
 from bistream.checkpoints.reader import read_config
 from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.contract.fields import AUDIO_TOKENIZER, CONTRACTS, COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
@@ -65,7 +66,10 @@ def probe_all(grpc_url: str, models: list[str], timeout_s: float, should_stop: C
 @cache
 def _speaker_embedding_size(model_dir: str) -> int:
     """Read once, while the server that has just loaded this directory starts."""
-    return sizes_of(read_config(model_dir)).speaker_embedding_size
+    checkpoint = read_config(model_dir)
+    if checkpoint.family.flow is None:
+        return read_codec_config(model_dir).speaker.tokens
+    return sizes_of(checkpoint).speaker_embedding_size
 
 
 def _recording(stream: ModelStream) -> Values:

@@ -132,7 +132,7 @@ class HopPacing:
             has_ended=session.finish_reason is not None,
             playback_buffer_s=buffer_s,
             hop_latency_s=self._hop_latency_s,
-            is_whole=session.start.is_end,
+            is_whole=session.start.is_end or not self._policy.blocks.interleaved,
             is_resting=heard.is_resting,
             chunks_join=(report := self._report()) is not None and report.chunks_join,
         )

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import numpy as np
+
 from bistream.errors import BistreamError, CancelledError, EngineError, SessionExistsError, UnknownSessionError
 from bistream.sessions.playback import SpokenText
 from bistream.sessions.ports import LanguageModelPort
@@ -54,17 +56,22 @@ class LanguageModelClient:
         self.unknown_since: float | None = None  # when it said that the session has ended, which the reader should hear at once
         self.is_delivering = False  # at most one call at a time
 
-    async def start(self, prompt: VoicePrompt) -> None:
+    async def start(self, prompt: VoicePrompt, tells_speaker: bool = False) -> None:
         """The start carries the text of the first request alone: whether that is the whole text decides the layout, which must not
         depend on text that arrived while the voice was being prepared.
+
+        tells_speaker: the model is told who speaks, in the numbers of the voice.
         """
         session = self._session
         session.own(LANGUAGE_MODEL, lambda: self._port.cancel(session.port_id))
         self._contacted_at = self._clock()
         start = session.start
         told = language_prompt(prompt, start.options.instruct_text, start.is_cross_lingual)
+        speaker = prompt.speaker_embedding.astype(np.int32) if tells_speaker else np.zeros(0, np.int32)
         await self._port.start(
-            LanguageModelStart(session.port_id, start.text, start.is_end, told.prompt_text, told.prompt_speech_tokens, start.options)
+            LanguageModelStart(
+                session.port_id, start.text, start.is_end, told.prompt_text, told.prompt_speech_tokens, start.options, speaker
+            )
         )
         self._accepts_text = True
 

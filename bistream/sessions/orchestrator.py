@@ -75,7 +75,7 @@ class Orchestrator:
         family = family_of(config.model_dir)
         hop_policy = HopPolicy(family.audio_format, family.blocks, config.first_hop_tokens, max_chunks=config.max_hop_chunks)
         voices = Voices(config, ports.voice)
-        self._services = Services(config, ports, voices, family.audio_format, hop_policy, self._loop, self._helpers, clock, self._metrics)
+        self._services = Services(config, ports, voices, family, hop_policy, self._loop, self._helpers, clock, self._metrics)
         self.listed_voices = self._services.voices.listed
         self._reachable: dict[SessionKey, SessionRun] = {}  # until the session ends
         self._ended = EndedSessions()  # by the same key

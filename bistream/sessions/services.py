@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from bistream.config import RuntimeConfig
 from bistream.families.audio_format import AudioFormat
+from bistream.families.family import Family
 from bistream.hops.policy import HopPolicy
 from bistream.sessions.event_loop import EventLoop
 from bistream.sessions.ports import Ports
@@ -22,9 +23,18 @@ class Services:
     config: RuntimeConfig
     ports: Ports
     voices: Voices
-    audio_format: AudioFormat
+    family: Family
     hop_policy: HopPolicy
     loop: EventLoop
     helpers: Executor
     clock: Callable[[], float]
     metrics: SessionMetrics
+
+    @property
+    def audio_format(self) -> AudioFormat:
+        return self.family.audio_format
+
+    @property
+    def tells_speaker(self) -> bool:
+        """Whether the language model is told who speaks."""
+        return self.family.flow is None

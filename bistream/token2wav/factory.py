@@ -14,6 +14,11 @@ def load_renderer(config: RuntimeConfig, session_s: float | None = None) -> Spee
     session_s: audio per session that the automatic budget of its state has room for; None: as in a server.
     """
     checkpoint = read_config(config.model_dir)
+    if checkpoint.family.flow is None:
+        with phase("codec imported"):
+            from bistream.token2wav.codec_renderer import CodecRenderer  # noqa: PLC0415  (loads torch)
+
+        return CodecRenderer.load(config)
     sizes = sizes_of(checkpoint)
     with phase("flow and vocoder imported"):
         from bistream.token2wav.speech_stages import SpeechStages  # noqa: PLC0415  (loads torch)

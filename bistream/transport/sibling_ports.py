@@ -33,12 +33,11 @@ RELOAD_ATTEMPTS, RELOAD_WAIT_S = 16, 0.25  # 4 s: less than the end of a drain w
 
 
 def prompt_values(prompt: VoicePrompt) -> dict[str, Any]:
-    """A voice without a recording is its embedding."""
-    has_speech = len(prompt.speech_tokens) > 0
+    """A voice without a recording is its embedding; a family without a mel has none."""
     return {
         "prompt_spk_embedding": prompt.speaker_embedding,
         "prompt_speech_tokens": prompt.speech_tokens,
-        "prompt_speech_feat": prompt.speech_feat if has_speech else None,
+        "prompt_speech_feat": prompt.speech_feat if prompt.speech_feat.size else None,
     }
 
 

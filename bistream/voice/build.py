@@ -31,8 +31,11 @@ def build_voice_prompt(
 def join_voice_prompt(transcript: str, mel: FloatArray, speech_tokens: IntArray, speaker_embedding: FloatArray) -> VoicePrompt:
     """mel float32 [T, 80] as of ``prompt_mel``; speech_tokens int32 [P]; speaker_embedding float32 [E].
 
-    Mel and tokens are cut to the same duration: n = min(mel frames // 2, P) tokens, 2 n frames (as in upstream's zero-shot mode).
+    Mel and tokens are cut to the same duration: n = min(mel frames // 2, P) tokens, 2 n frames (as in upstream's zero-shot mode). An empty
+    mel is that of a family without one.
     """
+    if not mel.size:
+        return make_voice_prompt(transcript, speech_tokens, mel, speaker_embedding)
     tokens = min(mel.shape[0] // MEL_FRAMES_PER_TOKEN, speech_tokens.shape[0])
     return make_voice_prompt(transcript, speech_tokens[:tokens], mel[: tokens * MEL_FRAMES_PER_TOKEN], speaker_embedding)
 
@@ -40,11 +43,12 @@ def join_voice_prompt(transcript: str, mel: FloatArray, speech_tokens: IntArray,
 def make_voice_prompt(prompt_text: str, speech_tokens: IntArray, speech_feat: FloatArray, speaker_embedding: FloatArray) -> VoicePrompt:
     """A checked ``VoicePrompt`` that owns its arrays; they are read-only, since sessions share it.
 
-    speech_tokens int [P], speech_feat float [2P, bins], speaker_embedding float [E]. Raises ``InvalidInputError``. The renderer checks
-    bins and E against its networks.
+    speech_tokens int [P], speech_feat float [2P, bins] or empty, speaker_embedding float [E]. Raises ``InvalidInputError``. The renderer
+    checks bins and E against its networks.
     """
     frames = MEL_FRAMES_PER_TOKEN * speech_tokens.shape[0] if speech_tokens.ndim == 1 else -1
-    if speech_feat.ndim != 2 or len(speech_feat) != frames or speaker_embedding.ndim != 1:
+    fits = speech_feat.ndim == 2 and frames >= 0 and (len(speech_feat) == frames or not speech_feat.size)
+    if not fits or speaker_embedding.ndim != 1:
         raise InvalidInputError(
             f"A voice has speech tokens of shape {list(speech_tokens.shape)}, features {list(speech_feat.shape)} "
             f"and speaker embedding {list(speaker_embedding.shape)}; "

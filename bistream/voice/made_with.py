@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bistream.checkpoints.files import served_family_of
+from bistream.checkpoints.files import family_of
 from bistream.checkpoints.reader import find_file
 from bistream.config import RuntimeConfig
 from bistream.store.fingerprint import Fingerprint, file_hash
@@ -19,8 +19,7 @@ def voice_fingerprint(model_dir: str | Path) -> Fingerprint:
     Tokens mean nothing to a model with another speech tokenizer, and an embedding of another speaker encoder is another voice; the
     language model, flow and vocoder may be other ones.
     """
-    names = (served_family_of(model_dir).speech_tokenizer_file, SPEAKER_ENCODER_FILE)
-    return Fingerprint({name: file_hash(find_file(model_dir, name)) for name in names})
+    return Fingerprint({name: file_hash(find_file(model_dir, name)) for name in family_of(model_dir).voice_files})
 
 
 def open_registry(config: RuntimeConfig) -> VoiceRegistry:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bistream.audio.resample import polyphase_kernel
+from bistream.audio.spectral import periodic_hann, slaney_mel_filters
 from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.types import FloatArray
 from bistream.voice import features
@@ -31,9 +32,7 @@ from bistream.voice.features import (
     WHISPER_HOP,
     WHISPER_MEL_BINS,
     kaldi_mel_filters,
-    periodic_hann,
     povey_window,
-    slaney_mel_filters,
 )
 from bistream.voice.fixed_sizes import frames_for
 

@@ -21,8 +21,9 @@ ORDER: tuple[frozenset[str], ...] = tuple(
     audio config metrics store
     checkpoints
     client gpu hops
-    text voice token2mel mel2wav
+    text token2mel mel2wav
     bicodec
+    voice
     text2token token2wav
     sessions
     transport
@@ -56,7 +57,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
             (
                 ("renderer", "capacity", "load_report", "fidelity"),
                 ("hop_jobs", "vocoder_ahead"),
-                ("speech_stages",),
+                ("speech_stages", "codec_renderer"),
                 ("background", "factory", "hop_metrics"),
                 ("computing",),
                 ("schedule",),

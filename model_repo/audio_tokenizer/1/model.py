@@ -1,4 +1,4 @@
-"""Reference recordings in, their speech tokens out. Glue between Triton and ``bistream.voice.speech_tokenizer``."""
+"""Reference recordings in, their speech tokens out. Glue between Triton and ``bistream.voice``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class TritonPythonModel(BatchedModel):
     contract = AUDIO_TOKENIZER
 
     def open(self, config: RuntimeConfig) -> None:
-        from bistream.voice.speech_tokenizer import SpeechTokenizer
+        from bistream.voice.factory import load_tokenizer
 
         yield_gpu()
-        self._tokenizer = SpeechTokenizer.from_config(config, before_cpu=yield_cores)  # hops have deadlines, a recording has none
+        self._tokenizer = load_tokenizer(config, before_cpu=yield_cores)  # hops have deadlines, a recording has none
 
     def read(self, inputs: Inputs) -> FloatArray:
         from bistream.voice.reference_audio import check_reference_audio

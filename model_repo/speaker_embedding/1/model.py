@@ -1,4 +1,4 @@
-"""Reference recordings in, their speaker embeddings and prompt mels out. Glue between Triton and ``bistream.voice.speaker_encoder``."""
+"""Reference recordings in, what a speaker is known by out. Glue between Triton and ``bistream.voice``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class TritonPythonModel(BatchedModel):
     contract = SPEAKER_EMBEDDING
 
     def open(self, config: RuntimeConfig) -> None:
-        from bistream.voice.speaker_encoder import SpeakerEncoder
+        from bistream.voice.factory import load_speakers
 
         yield_gpu()
-        self._encoder = SpeakerEncoder.from_config(config, before_cpu=yield_cores)  # hops have deadlines, a recording has none
+        self._encoder = load_speakers(config, before_cpu=yield_cores)  # hops have deadlines, a recording has none
 
     def read(self, inputs: Inputs) -> FloatArray:
         from bistream.voice.reference_audio import check_reference_audio

@@ -229,7 +229,8 @@ class Speaker:
         if contract is AUDIO_TOKENIZER:
             return [{"prompt_speech_tokens": says.voice_tokens}]
         if contract is SPEAKER_EMBEDDING:
-            return [{"prompt_spk_embedding": says.embedding}]
+            mel = np.zeros((2 * len(says.voice_tokens), 80), np.float32)
+            return [{"prompt_spk_embedding": says.embedding, "prompt_speech_feat": mel}]
         if contract is LLM_BISTREAM:
             parts = np.array_split(says.speech_tokens, 3)
             return [{"speech_token_ids": part, "error": text_array("")} for part in parts]

@@ -18,7 +18,7 @@ from bistream.text2token.step_runners import device_and_dtype, load_step_runner
 @pytest.mark.parametrize("device", ["tpu9", "cuda:99", "meta"])
 def test_a_missing_device_is_a_config_error(device: str) -> None:
     with pytest.raises(ConfigError, match="device"):
-        device_and_dtype(device, "auto")
+        device_and_dtype(RuntimeConfig(device=device).device, "auto")
 
 
 def test_devices_and_types() -> None:

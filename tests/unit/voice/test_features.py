@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.voice.features import fbank_16k, kaldi_mel_filters, log_mel_16k, mel_24k, slaney_mel_filters
+from bistream.audio.spectral import slaney_mel_filters
+from bistream.voice.features import fbank_16k, kaldi_mel_filters, log_mel_16k, mel_24k
 from tests.unit.voice.voices import noise
 
 

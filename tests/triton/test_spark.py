@@ -1,0 +1,73 @@
+"""The same server with a directory of Spark-TTS: whole texts, pieces, a registered voice, a conversion, a cancel, and what it refuses;
+the golden utterance before all."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bistream.commands.main import main
+from bistream.errors import CancelledError, InvalidInputError
+from tests.triton.conftest import make_repository
+from tests.triton.keeper import Keeper
+from tests.triton.requests import Stream, ask
+from tests.triton.test_sessions import MODEL, Voice
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = "Hello there. How are you?"
+SAMPLES_PER_TOKEN = 320
+TOLERANCE = 5e-5  # of hops that are cut elsewhere
+
+
+@pytest.fixture(scope="module")
+def keeper(tmp_path_factory: pytest.TempPathFactory, tiny_spark_dir: Path) -> Iterator[Keeper]:
+    folder = tmp_path_factory.mktemp("spark")
+    transcript = (ROOT / "assets/reference.txt").read_text().strip()
+    words = ["--reference-audio", str(ROOT / "assets/reference.wav"), "--reference-text", transcript]
+    assert main(["voices", "add", "anna", "--model-dir", str(tiny_spark_dir), "--voices-dir", str(folder / "voices"), *words]) == 0
+    repository = make_repository(folder, tiny_spark_dir, None, voices_dir=str(folder / "voices"))
+    with Keeper(repository, "--state-dir", str(folder / "state"), golden=True) as found:
+        yield found
+
+
+def test_a_text_is_the_same_speech_however_it_comes(keeper: Keeper, voice: Voice) -> None:
+    session_id = uuid.uuid4().hex
+    with Stream(keeper.grpc_url) as stream:
+        whole = stream.receive(stream.send(MODEL, target_text=TEXT, seed=7, **voice))
+        start = stream.send(MODEL, session_id=session_id, target_text=TEXT[:7], is_end=False, seed=7, **voice)
+        for piece, is_end in ((TEXT[7:14], False), (TEXT[14:], True)):
+            stream.receive(stream.send(MODEL, session_id=session_id, target_text=piece, is_start=False, is_end=is_end))
+        pieces = stream.receive(start)
+    for answer in (whole, pieces):
+        assert answer.error is None and answer.finals == 1 and answer.waveform.size % SAMPLES_PER_TOKEN == 0
+    np.testing.assert_allclose(pieces.waveform, whole.waveform, rtol=0, atol=TOLERANCE)
+
+
+def test_a_registered_voice_and_upstreams_contract(keeper: Keeper) -> None:
+    assert ask(keeper.grpc_url, MODEL, target_text=TEXT, speaker_id="anna").waveform.size > 0
+    assert ask(keeper.grpc_url, "cosyvoice2", target_text=TEXT, speaker_id="anna").waveform.size > 0
+
+
+def test_a_recording_is_converted(keeper: Keeper, voice: Voice) -> None:
+    source = voice["reference_wav"]
+    answer = ask(keeper.grpc_url, MODEL, source_wav=source, **voice)
+    assert answer.error is None and abs(answer.waveform.size - source.size) < 2 * SAMPLES_PER_TOKEN
+
+
+def test_a_session_is_cancelled(keeper: Keeper, voice: Voice) -> None:
+    with Stream(keeper.grpc_url) as stream:
+        session_id = uuid.uuid4().hex
+        start = stream.send(MODEL, session_id=session_id, target_text=TEXT * 8, is_end=False, **voice)
+        stream.receive_audio(start)
+        stream.send(MODEL, session_id=session_id, is_cancel=True)
+        assert isinstance(stream.receive(start).error, CancelledError)
+
+
+@pytest.mark.parametrize(("given", "sentence"), [({"speed": 1.5}, "no speed"), ({"instruct_text": "Speak slowly."}, "instruct")])
+def test_what_it_has_not_is_refused(keeper: Keeper, voice: Voice, given: dict[str, object], sentence: str) -> None:
+    answer = ask(keeper.grpc_url, MODEL, target_text=TEXT, **voice, **given)
+    assert isinstance(answer.error, InvalidInputError) and sentence in answer.error.sentence
