@@ -24,6 +24,7 @@ LENGTHS = {
     "source_wav": (0, 1, 8000, 16000, 480_001),
     "target_speech_tokens": (0, 1, 15, 18, 40, 3001),
     "prompt_speech_tokens": (0, 1, 10, 10, 751),
+    "speaker_tokens": (0, 32, 32, 37, 751),
     "prompt_spk_embedding": (0, 1, 192, 192, 192, 193),
 }
 FEATURES = ((20, 80), (20, 80), (2, 80), (0, 80), (20, 79), (1502, 80), (3, 0))
