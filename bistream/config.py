@@ -27,7 +27,7 @@ class RuntimeConfig:
     """
 
     # Written by scripts/make_model_repo.py, from the checkpoint and the device
-    model_dir: str = ""  # a directory of CosyVoice2 or CosyVoice3 (or one made by scripts/make_checkpoint.py)
+    model_dir: str = ""  # a directory of CosyVoice2, CosyVoice3 or Spark-TTS (or one made by scripts/make_checkpoint.py)
     model_family: str = ""  # of ``model_dir``, for clients that read a model's configuration; written by scripts/make_model_repo.py
     languages: str = ""  # of its model card (checkpoints/model_card.py), with commas, likewise for clients
     can_be_instructed: bool = True  # the same

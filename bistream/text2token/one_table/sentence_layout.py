@@ -1,6 +1,6 @@
 """A session's text as sentences, each spoken in a sequence of its own, as a continuation of those before. Pure: no torch, no clock.
 
-All text of a sequence stands before its speech, so a sentence is spoken once it is whole; what comes first is spoken while the rest is
+All text of a sequence stands before its speech, so a sentence is spoken once it is whole; the first ones are spoken while the rest is
 still being written. Sentences are cut as the later segments of other models (``segments.LaterSegments``): short ones are joined, for the
 model fails on very short texts, and long ones are divided, for it loses its place in long ones. Cuts depend on the text tokens alone.
 """
