@@ -32,7 +32,8 @@ class CodecVoice:
 class VoiceReader:
     """Thread-safe. One recording in a call: wav2vec2 hears padding, so that recordings of different lengths cannot share one."""
 
-    def __init__(self, codec: BiCodec, wav2vec2: Wav2Vec2, device: torch.device) -> None:
+    def __init__(self, codec: BiCodec, wav2vec2: Wav2Vec2 | None, device: torch.device) -> None:
+        """wav2vec2: None for a reader of global tokens alone."""
         self._codec, self._wav2vec2, self._device = codec, wav2vec2, device
         self._lock = threading.Lock()  # of the networks
 
@@ -50,6 +51,7 @@ class VoiceReader:
 
     def semantic_tokens(self, samples: FloatArray) -> IntArray:
         """Of the whole recording: about one for each 20 ms, int32 [P]."""
+        assert self._wav2vec2 is not None, "a reader of global tokens alone"
         values = torch.from_numpy(unit_variance(samples)).to(self._device)[None]
         with self._lock:
             tokens: IntArray = self._codec.semantic_tokens(self._wav2vec2.features(values))[0].int().cpu().numpy()
@@ -65,9 +67,12 @@ class VoiceReader:
         return tokens
 
 
-def load_reader(model_dir: str | Path, device: torch.device, codec: BiCodec | None = None) -> VoiceReader:
-    """codec: where it is loaded already. Raises ``CheckpointError``."""
-    return VoiceReader(codec or load_codec(model_dir, device), load_wav2vec2(model_dir, device), device)
+def load_reader(
+    model_dir: str | Path, device: torch.device, codec: BiCodec | None = None, global_tokens_alone: bool = False
+) -> VoiceReader:
+    """codec: where it is loaded already. global_tokens_alone: without wav2vec2, 1.3 GB. Raises ``CheckpointError``."""
+    wav2vec2 = None if global_tokens_alone else load_wav2vec2(model_dir, device)
+    return VoiceReader(codec or load_codec(model_dir, device), wav2vec2, device)
 
 
 def _check(recording: FloatArray, sample_rate: int) -> None:

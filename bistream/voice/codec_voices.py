@@ -19,14 +19,14 @@ from bistream.types import FloatArray, IntArray, SpeakerFeatures
 NO_MEL = np.zeros((0, 0), np.float32)
 
 
-def open_reader(config: RuntimeConfig, before_cpu: Callable[[], None]) -> VoiceReader:
-    """before_cpu: called before it loads onto the CPU. Raises ``CheckpointError`` and ``ConfigError``."""
+def open_reader(config: RuntimeConfig, before_cpu: Callable[[], None], global_tokens_alone: bool = False) -> VoiceReader:
+    """before_cpu: called before it loads onto the CPU. The last: as for ``load_reader``. Raises ``CheckpointError`` and ``ConfigError``."""
     device = resolve_device(config.device)
     if device.type == "cpu":
         before_cpu()
     open_device(device)
     with phase("codec: weights read"):
-        return load_reader(config.model_dir, device)
+        return load_reader(config.model_dir, device, global_tokens_alone=global_tokens_alone)
 
 
 class CodecTokenizer:

@@ -40,7 +40,7 @@ def load_speakers(config: RuntimeConfig, before_cpu: Callable[[], None] = lambda
     if family_of(config.model_dir).flow is None:
         from bistream.voice.codec_voices import CodecSpeakers, open_reader  # noqa: PLC0415  (loads torch)
 
-        return CodecSpeakers(open_reader(config, before_cpu))
+        return CodecSpeakers(open_reader(config, before_cpu, global_tokens_alone=True))
     from bistream.voice.speaker_encoder import SpeakerEncoder  # noqa: PLC0415
 
     return SpeakerEncoder.from_config(config, before_cpu)
