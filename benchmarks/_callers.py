@@ -19,10 +19,9 @@ from bistream.client.client import BistreamClient, ClientSession
 from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.report import ChunkRecord, SessionReport
 from bistream.client.say import feed, paced, split_pieces
-from bistream.contract.audio import REFERENCE_SAMPLE_RATE
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE, UPSTREAM_SAMPLE_RATE
 from bistream.contract.voices import reference_hash
 from bistream.errors import BistreamError
-from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.types import FloatArray
 
 LENGTH_SPREAD = 0.2  # of fresh recordings, both ways
@@ -32,7 +31,8 @@ LENGTH_SPREAD = 0.2  # of fresh recordings, both ways
 class Speech:
     """What every caller says, and with which voice. text_rate: words per second; None: the whole text at once. sends_hash: of the
     recording, which the server has heard before, instead of the recording. fresh_seed: each session sends a recording that nobody has
-    sent before, the given one with noise of its own; another seed gives other recordings. fresh_s: about as long, see ``fresh_voice``."""
+    sent before, the given one with noise of its own; another seed gives other recordings. fresh_s: about as long, see ``fresh_voice``.
+    sample_rate: of the server's speech."""
 
     server: str
     text: str
@@ -43,6 +43,7 @@ class Speech:
     sends_hash: bool = False
     fresh_seed: int | None = None
     fresh_s: float | None = None
+    sample_rate: int = UPSTREAM_SAMPLE_RATE
     security: ClientSecurity = field(default=INSECURE, repr=False)
 
 
@@ -65,12 +66,12 @@ class Load:
     process: ProcessLoad
 
 
-def run_session(start: Callable[[], ClientSession], pieces: Sequence[str], text_rate: float | None) -> SessionReport:
-    """One session from its start to its last chunk. text_rate: pieces per second; ``None``: the start brought the whole text."""
-    report = SessionReport(session_id="", chunks=[])
+def run_session(start: Callable[[], ClientSession], pieces: Sequence[str], speech: Speech) -> SessionReport:
+    """One session from its start to its last chunk. pieces: of the text; unused where the start brings the whole text."""
+    report = SessionReport(session_id="", chunks=[], sample_rate=speech.sample_rate)
     began = time.monotonic()
     try:
-        listen(report, start, pieces, text_rate, began)
+        listen(report, start, pieces, speech.text_rate, began)
     except BistreamError as error:
         report.error = f"{error.code}: {error}"
     except (ConnectionError, TimeoutError) as error:
@@ -87,13 +88,16 @@ def listen(
     began: float,
     on_audio: Callable[[FloatArray], object] = lambda waveform: None,
 ) -> None:
-    """Fill the report, with times since ``began``, while the session runs; as ``run_session``, but raises the session's error."""
+    """Fill the report, with times since ``began``, while the session runs; as ``run_session``, but raises the session's error.
+
+    text_rate: pieces per second; ``None``: the start brings the whole text.
+    """
     with start() as session:
         report.session_id = session.session_id
         if text_rate is not None:
             threading.Thread(target=feed, args=(session, paced(pieces, text_rate)), daemon=True).start()
         for chunk in session:
-            report.chunks.append(ChunkRecord(chunk.arrived_at - began, chunk.waveform.size / AUDIO_FORMAT.sample_rate, chunk.text_consumed))
+            report.chunks.append(ChunkRecord(chunk.arrived_at - began, chunk.waveform.size / report.sample_rate, chunk.text_consumed))
             on_audio(chunk.waveform)
         if session.text_ended_at is not None:
             report.text_ended_s = session.text_ended_at - began
@@ -142,7 +146,7 @@ def prepare(plan: tuple[int, Speech, tuple[Caller, ...]]) -> list[Task]:
             if number >= caller.requests and time.monotonic() >= began + caller.until_s:
                 return
             own = voice if speech.fresh_seed is None else fresh_voice(voice, (speech.fresh_seed, caller.number, number), speech.fresh_s)
-            yield number_of_load, run_session(functools.partial(client.start, **own, **whole), pieces, speech.text_rate)
+            yield number_of_load, run_session(functools.partial(client.start, **own, **whole), pieces, speech)
 
     return [Task(caller.begin_s, functools.partial(call, caller)) for caller in callers]
 

@@ -28,9 +28,9 @@ from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.report import ChunkRecord, SessionReport
 from bistream.client.say import split_pieces
 from bistream.client.translation import infer_input, stream_error
+from bistream.contract.audio import UPSTREAM_SAMPLE_RATE
 from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError
-from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.types import FloatArray
 from scripts._dataset import Row
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 class Manner:
     """How all rows of a load are spoken. text_rate: words per second of ``bistream``. default_voice: without the recording, in the voice
     that the server has for such requests (upstream's ``--use-spk2info-cache``). speaker_id: a registered voice, for ``bistream``.
-    wavs: the folder for WAV files."""
+    wavs: the folder for WAV files. sample_rate: of the server's speech."""
 
     server: str
     mode: str
@@ -52,6 +52,7 @@ class Manner:
     default_voice: bool = False
     speaker_id: str | None = None
     wavs: Path | None = None
+    sample_rate: int = UPSTREAM_SAMPLE_RATE
     security: ClientSecurity = field(default=INSECURE, repr=False)
 
 
@@ -92,7 +93,7 @@ class Speaker:
 
     def speak(self, row: Row) -> tuple[SessionReport, bool]:
         """And whether the server was lost."""
-        report, waveforms, is_lost = SessionReport(row.id, []), list[FloatArray](), False
+        report, waveforms, is_lost = SessionReport(row.id, [], sample_rate=self._manner.sample_rate), list[FloatArray](), False
         began = time.monotonic()
         try:
             voice = self._voice(row)
@@ -102,7 +103,7 @@ class Speaker:
                 listen(report, lambda: self._bistream.start(**voice), pieces, self._manner.text_rate, began, waveforms.append)
             else:
                 for waveform in self._ask({**voice, "target_text": row.target_text}):
-                    report.chunks.append(ChunkRecord(time.monotonic() - began, waveform.size / AUDIO_FORMAT.sample_rate, 0))
+                    report.chunks.append(ChunkRecord(time.monotonic() - began, waveform.size / report.sample_rate, 0))
                     waveforms.append(waveform)
         except BistreamError as error:
             report.error = f"{error.code}: {error}"
@@ -113,6 +114,7 @@ class Speaker:
         report.session_id, report.wall_s = row.id, time.monotonic() - began
         if self._manner.wavs is not None and waveforms:
             with WavWriter(self._manner.wavs / f"{row.id}.wav") as wav:
+                wav.sample_rate = report.sample_rate
                 wav.write(np.concatenate(waveforms))
         return report, is_lost
 

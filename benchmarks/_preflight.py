@@ -8,18 +8,23 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from bistream.client.connection import ClientSecurity
+from bistream.client.inquiry import parameters_of
 from bistream.client.server_errors import NotServedError, WrongCallError, server_error
+from bistream.contract.audio import sample_rate_of
 from bistream.errors import BistreamError
 
 TIMEOUT_S = 10.0
 _UNREACHABLE = ("StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED")
 
 
-def check_server(server: str, security: ClientSecurity, model: str, decoupled: bool) -> None:
-    """Raises ``ConnectionError`` where nobody answers, and the ``BistreamError`` for a model that is not there or called in another way."""
+def check_server(server: str, security: ClientSecurity, model: str, decoupled: bool) -> int:
+    """The sample rate of its speech, in Hz.
+
+    Raises ``ConnectionError`` where nobody answers, and the ``BistreamError`` for a model that is not there or called in another way.
+    """
     config = ask(server, security, "get_model_config", model_name=model)["config"]
     if bool(config.get("model_transaction_policy", {}).get("decoupled", False)) == decoupled:
-        return
+        return sample_rate_of(parameters_of(config))
     if decoupled:
         raise WrongCallError(f"{model} here answers in one piece; serve it with `bash run.sh 2 3 streaming`, or use the mode offline.")
     raise WrongCallError(f"{model} here streams; serve it with `bash run.sh 2 3 offline`, or use the mode streaming.")

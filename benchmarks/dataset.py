@@ -49,6 +49,7 @@ def speak(options: argparse.Namespace, rows: Sequence[Row], tasks: int, wavs: Pa
         options.default_voice,
         options.speaker_id,
         wavs,
+        options.sample_rate,
         options.security,
     )
     reports: list[SessionReport] = []
@@ -134,7 +135,7 @@ def benchmark(options: argparse.Namespace) -> int:
     reports: list[SessionReport] = []
     with TemporaryDirectory() as recordings:
         rows = read_rows(options.dataset, options.split, Path(recordings), options.max_rows)
-        check_server(options.server, options.security, MODELS[options.mode].name, decoupled=options.mode != "offline")
+        options.sample_rate = check_server(options.server, options.security, MODELS[options.mode].name, decoupled=options.mode != "offline")
         names = ("dataset", "split", "max_rows", "mode", "text_rate", "default_voice", "speaker_id")
         config = {**{name: getattr(options, name) for name in names}, "rows": len(rows)}
         options.out.mkdir(parents=True, exist_ok=True)

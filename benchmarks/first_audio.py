@@ -118,7 +118,8 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
     if options.reference_audio is not None and not (options.fresh and voices):
         voices += [recording, {**recording, "sends_hash": True}] if options.voice_hash else [recording]
     for voice, kind in itertools.product(voices, options.texts):
-        speech = Speech(options.server, options.text, options.text_rate if kind == "pieces" else None, security=options.security, **voice)
+        text_rate = options.text_rate if kind == "pieces" else None
+        speech = Speech(options.server, options.text, text_rate, sample_rate=options.sample_rate, security=options.security, **voice)
         for count in options.closed:
             until_s = options.seconds if options.fresh else 0.0
             begins = [options.spread_s * number / count for number in range(count)]
@@ -138,7 +139,8 @@ def poisson_callers(options: argparse.Namespace, starts_per_s: float) -> tuple[C
 def fresh_callers(options: argparse.Namespace, recording: dict[str, Any], starts_per_s: float) -> tuple[Speech, tuple[Caller, ...]]:
     """Recordings of an earlier run would be known to the server: so another seed each time."""
     seed = secrets.randbits(63)
-    speech = Speech(options.server, FRESH_TEXT, security=options.security, fresh_seed=seed, fresh_s=options.fresh_recording_s, **recording)
+    heard = {"sample_rate": options.sample_rate, "security": options.security}
+    speech = Speech(options.server, FRESH_TEXT, fresh_seed=seed, fresh_s=options.fresh_recording_s, **heard, **recording)
     return speech, poisson_callers(options, starts_per_s)
 
 
@@ -218,7 +220,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     options, found, known = parse_arguments(words), [], set[Speech]()
     try:
-        check_server(options.server, options.security, COSYVOICE2_BISTREAM.name, decoupled=True)
+        options.sample_rate = check_server(options.server, options.security, COSYVOICE2_BISTREAM.name, decoupled=True)
         for case in cases(options):
             if case.speech not in known:  # a voice heard for the first time, and a cold server, do not count
                 (load,) = run_loads([(case.speech, [Caller()])], 1)

@@ -32,7 +32,6 @@ from bistream.client.audio import WavWriter
 from bistream.client.exit_codes import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
 from bistream.commands.waiting import Waiting
 from bistream.errors import BistreamError
-from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.token2wav.renderer import Outcome
 from scripts._dataset import Row, read_rows
 from scripts._inference import add_model_options, recording, runtime_config, sampling
@@ -95,11 +94,12 @@ def speak(stages: Stages, rows: Sequence[Row], options: argparse.Namespace, toke
         for names in batches(list(speeches), token2wav_batch):
             outcomes.update(zip(names, stages.render([speeches[name] for name in names], spec.seed), strict=True))
     clock.stage("token2wav_s")
-    entries = [_entry(row.id, outcomes[row.id], len(tokens.get(row.id, ()))) for row in rows]
+    entries = [_entry(row.id, outcomes[row.id], len(tokens.get(row.id, ())), stages.audio_format.sample_rate) for row in rows]
     for row in rows:
         waveform = outcomes[row.id]
         if wavs is not None and not isinstance(waveform, BistreamError):
             with WavWriter(wavs / f"{row.id}.wav") as wav:
+                wav.sample_rate = stages.audio_format.sample_rate
                 wav.write(waveform)
     clock.stage("save_s")
     return {"rows": entries, **clock.seconds}
@@ -113,10 +113,10 @@ def _caught(function: Any, *arguments: Any) -> Any:
         return error
 
 
-def _entry(name: str, outcome: Outcome, tokens: int) -> dict[str, Any]:
+def _entry(name: str, outcome: Outcome, tokens: int, sample_rate: int) -> dict[str, Any]:
     if isinstance(outcome, BistreamError):
         return {"id": name, "error": f"{outcome.code}: {outcome.sentence}", "tokens": tokens, "audio_s": 0.0}
-    return {"id": name, "error": None, "tokens": tokens, "audio_s": len(outcome) / AUDIO_FORMAT.sample_rate}
+    return {"id": name, "error": None, "tokens": tokens, "audio_s": len(outcome) / sample_rate}
 
 
 def measure(stages: Stages, rows: Sequence[Row], size: int, options: argparse.Namespace) -> list[Record]:

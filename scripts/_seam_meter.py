@@ -13,16 +13,18 @@ Both numbers cover the interval from just before the joint to just after the end
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.families.cosyvoice2 import AUDIO_FORMAT
+from bistream.families.audio_format import AudioFormat
+from bistream.families.registry import DEFAULT_FAMILY
 from bistream.types import FloatArray
 
-WINDOW_SAMPLES = AUDIO_FORMAT.sample_rate // 100  # 10 ms
+WINDOWS_PER_SECOND = 100
 MARGIN_WINDOWS = 2  # before the joint and after the overlap
 FLOOR = 1e-2  # relative to the whole signal's root mean square: quieter windows are judged as if they had this level
 
@@ -54,39 +56,40 @@ def joints_of(chunk_samples: Sequence[int]) -> list[int]:
 
 
 def measure_seams(
-    streamed: FloatArray, offline: FloatArray, joints: Sequence[int], overlap_samples: int = AUDIO_FORMAT.vocoder_overlap_samples
+    streamed: FloatArray, offline: FloatArray, joints: Sequence[int], rates: AudioFormat = DEFAULT_FAMILY.audio_format
 ) -> SeamReport:
     """Score every joint. ``streamed`` and ``offline`` are [N] and aligned sample by sample; ``ValueError`` if they differ in length."""
     if streamed.shape != offline.shape:
         raise ValueError(f"Streamed audio has {streamed.shape[0]} samples, offline audio {offline.shape[0]}; pass audio of the same mel.")
-    return SeamReport(tuple(_score(streamed, offline, joint, overlap_samples) for joint in joints))
+    return SeamReport(tuple(_score(streamed, offline, joint, rates) for joint in joints))
 
 
-def _score(streamed: FloatArray, offline: FloatArray, joint: int, overlap_samples: int) -> JointScore:
-    num_windows = 2 * MARGIN_WINDOWS + -(-overlap_samples // WINDOW_SAMPLES)
-    begin = joint - MARGIN_WINDOWS * WINDOW_SAMPLES
+def _score(streamed: FloatArray, offline: FloatArray, joint: int, rates: AudioFormat) -> JointScore:
+    size = rates.sample_rate // WINDOWS_PER_SECOND
+    shape = (2 * MARGIN_WINDOWS + -(-rates.vocoder_overlap_samples // size), size)
+    begin = joint - MARGIN_WINDOWS * size
     floor = FLOOR * float(np.sqrt(np.mean(np.square(offline, dtype=np.float64)))) + 1e-9
-    steps = np.abs(np.diff(_levels_db(streamed, offline, begin, num_windows, floor)))
-    return JointScore(joint, _click_db(streamed, offline, begin, num_windows, floor), float(steps.max(initial=0.0)))
+    steps = np.abs(np.diff(_levels_db(streamed, offline, begin, shape, floor)))
+    return JointScore(joint, _click_db(streamed, offline, begin, shape, floor), float(steps.max(initial=0.0)))
 
 
-def _windows(signal: NDArray[np.float64], begin: int, num_windows: int) -> NDArray[np.float64]:
-    """[num_windows, 240]; zeros beyond the signal's ends."""
-    size = num_windows * WINDOW_SAMPLES
+def _windows(signal: NDArray[np.float64], begin: int, shape: tuple[int, int]) -> NDArray[np.float64]:
+    """shape: windows, samples of each -> float64 of that shape; zeros beyond the signal's ends."""
+    size = math.prod(shape)
     left, right = max(0, -begin), max(0, begin + size - signal.shape[0])
-    return np.pad(signal[max(0, begin) : begin + size], (left, right)).reshape(num_windows, WINDOW_SAMPLES)
+    return np.pad(signal[max(0, begin) : begin + size], (left, right)).reshape(shape)
 
 
-def _levels_db(streamed: FloatArray, offline: FloatArray, begin: int, num_windows: int, floor: float) -> NDArray[np.float64]:
-    powers = [np.square(_windows(signal.astype(np.float64), begin, num_windows)).mean(axis=1) for signal in (streamed, offline)]
+def _levels_db(streamed: FloatArray, offline: FloatArray, begin: int, shape: tuple[int, int], floor: float) -> NDArray[np.float64]:
+    powers = [np.square(_windows(signal.astype(np.float64), begin, shape)).mean(axis=1) for signal in (streamed, offline)]
     levels: NDArray[np.float64] = 10 * np.log10((powers[0] + floor**2) / (powers[1] + floor**2))
     return levels
 
 
-def _click_db(streamed: FloatArray, offline: FloatArray, begin: int, num_windows: int, floor: float) -> float:
+def _click_db(streamed: FloatArray, offline: FloatArray, begin: int, shape: tuple[int, int], floor: float) -> float:
     """Second differences are centred, so that an impulse counts in its own window."""
     peaks = [
-        np.abs(_windows(np.convolve(signal.astype(np.float64), (1.0, -2.0, 1.0), mode="same"), begin, num_windows)).max(axis=1)
+        np.abs(_windows(np.convolve(signal.astype(np.float64), (1.0, -2.0, 1.0), mode="same"), begin, shape)).max(axis=1)
         for signal in (streamed, offline)
     ]
     around = np.max([np.roll(peaks[1], shift) for shift in (-1, 0, 1)], axis=0) + floor

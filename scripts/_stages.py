@@ -13,22 +13,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bistream.checkpoints.reader import read_config
+from bistream.checkpoints.files import family_of
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
-from bistream.families.cosyvoice2 import AUDIO_FORMAT
+from bistream.families.audio_format import AudioFormat
 from bistream.local import LocalVoice, VoiceChoice
 from bistream.metrics.stage_times import StageTimes
 from bistream.sessions.named_voices import open_voices
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
 from bistream.token2mel.state_budget import unshared_session_s
+from bistream.token2wav.factory import load_renderer
 from bistream.token2wav.hop_jobs import MAX_HOP_TOKENS, check_prompt
-from bistream.token2wav.renderer import Outcome, RendererHop, Rendering, sizes_of
-from bistream.token2wav.speech_stages import SpeechStages
+from bistream.token2wav.renderer import Outcome, RendererHop, Rendering
 from bistream.types import FloatArray, GenerationOptions, SpeechTokens, VoicePrompt
 from bistream.voice.build import join_voice_prompt
 from bistream.voice.conditioning import condition_reference
-from bistream.voice.manner import LanguagePrompt, language_prompt
+from bistream.voice.manner import language_prompt
 
 Tokens = tuple[int, ...]
 
@@ -41,15 +41,13 @@ class Speech:
     prompt: VoicePrompt
 
 
-def hop_sizes(prompt_tokens: int, total: int) -> list[int]:
-    """New tokens of each hop of an utterance: as many as a hop may have, up to where the flow commits its state (multiples of 25 from the
-    start of the prompt), and three more for the lookahead; the last hop has the rest."""
+def hop_sizes(prompt_tokens: int, total: int, rates: AudioFormat) -> list[int]:
+    """New tokens of each hop of an utterance: as many as a hop may have, up to where the flow commits its state (multiples of a chunk from
+    the start of the prompt), and those of the lookahead; the last hop has the rest."""
     sizes, sent = [], 0
     while total - sent > MAX_HOP_TOKENS:
-        boundary = (
-            (prompt_tokens + sent + MAX_HOP_TOKENS - AUDIO_FORMAT.lookahead_tokens) // AUDIO_FORMAT.chunk_tokens * AUDIO_FORMAT.chunk_tokens
-        )
-        sizes.append(boundary + AUDIO_FORMAT.lookahead_tokens - prompt_tokens - sent)
+        boundary = (prompt_tokens + sent + MAX_HOP_TOKENS - rates.lookahead_tokens) // rates.chunk_tokens * rates.chunk_tokens
+        sizes.append(boundary + rates.lookahead_tokens - prompt_tokens - sent)
         sent += sizes[-1]
     return [*sizes, total - sent]
 
@@ -59,7 +57,7 @@ class Stages:
 
     def __init__(self, config: RuntimeConfig, with_language_model: bool = True) -> None:
         """Raises ``ConfigError`` and ``CheckpointError``."""
-        checkpoint = read_config(config.model_dir)
+        self._family = family_of(config.model_dir)
         self._config = config
         self._voices = open_voices(config)
         with ExitStack() as stack:
@@ -69,8 +67,12 @@ class Stages:
                 self._language_model = SpeechTokenService(config)
                 stack.callback(self._language_model.close)
             session_s = unshared_session_s(config.max_sessions, config.flow_context_s)
-            self.renderer = SpeechStages.load(config, checkpoint, sizes_of(checkpoint), session_s)
+            self.renderer = load_renderer(config, session_s)
             stack.pop_all()
+
+    @property
+    def audio_format(self) -> AudioFormat:
+        return self._family.audio_format
 
     def voice(self, choice: VoiceChoice) -> VoicePrompt:
         """Of a recording with its transcript, or a named one. Raises ``BistreamError``."""
@@ -84,9 +86,9 @@ class Stages:
         return prompt
 
     def speech_tokens(
-        self, texts: Sequence[tuple[str, VoicePrompt | LanguagePrompt]], sampling: GenerationOptions
+        self, texts: Sequence[tuple[str, VoicePrompt]], sampling: GenerationOptions, is_cross_lingual: bool = False
     ) -> list[Tokens | BistreamError]:
-        """Of whole texts, all together; the error of a text in its place."""
+        """Of whole texts, all together; the error of a text in its place. is_cross_lingual: without the transcripts."""
         assert self._language_model is not None, "the stages have a language model"
         ends: queue.SimpleQueue[int] = queue.SimpleQueue()
         tokens: list[list[int]] = [[] for _ in texts]
@@ -102,8 +104,11 @@ class Stages:
                 ends.put(index)
 
         for index, (text, prompt) in enumerate(texts):
-            told = prompt if isinstance(prompt, LanguagePrompt) else language_prompt(prompt, sampling.instruct_text)
-            start = LanguageModelStart(str(index), text.encode("utf-8"), True, told.prompt_text, told.prompt_speech_tokens, sampling)
+            told = language_prompt(prompt, sampling.instruct_text, is_cross_lingual)
+            speaker = prompt.speaker_embedding.astype(np.int32) if self._family.tells_speaker else np.zeros(0, np.int32)
+            start = LanguageModelStart(
+                str(index), text.encode("utf-8"), True, told.prompt_text, told.prompt_speech_tokens, sampling, speaker
+            )
             try:
                 self._language_model.start(start, lambda message, index=index: listen(index, message))  # type: ignore[misc]
             except BistreamError as error:
@@ -118,7 +123,7 @@ class Stages:
         try:
             for speech in batch:
                 renderings.append(self._open(speech, seed))
-            plans = [hop_sizes(len(speech.prompt.speech_tokens), len(speech.tokens)) for speech in batch]
+            plans = [hop_sizes(len(speech.prompt.speech_tokens), len(speech.tokens), self.audio_format) for speech in batch]
             parts: list[list[FloatArray]] = [[] for _ in batch]
             errors = {index: one for index, one in enumerate(renderings) if isinstance(one, BistreamError)}
             for turn in range(max(len(plan) for plan in plans)):

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tqdm import tqdm
 
+from bistream.checkpoints.reader import read_config
 from bistream.client.audio import WavWriter
 from bistream.commands.waiting import Waiting
 from bistream.contract.checks import MAX_SPEED, MIN_SPEED
@@ -36,6 +37,7 @@ from bistream.text.front_end import prepare_text
 from bistream.text.normalization import load_read_out, normalize_text
 from bistream.text.preparation import MARKDOWN
 from bistream.text.tokenizer import TextTokenizer
+from bistream.text2token.factory import read_text_tokenizer
 from bistream.types import FloatArray
 from scripts._inference import Utterance, add_options, runtime_config, sampling, utterances, write_log
 
@@ -79,7 +81,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     output = Path(options.output_dir)
     output.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
-    tokenizer = TextTokenizer.from_model_dir(options.model_dir)
+    tokenizer = read_text_tokenizer(options.model_dir, read_config(options.model_dir))
     with Waiting("the models are loaded"):
         pipeline = LocalPipeline(runtime_config(options, options.concurrency))
     with pipeline:

@@ -129,7 +129,7 @@ def run(options: argparse.Namespace) -> None:
         print(line, flush=True)
     config = RuntimeConfig(model_dir=str(options.model_dir), device=options.device)
     family = family_of(config.model_dir)
-    if family.flow is None:
+    if family.has_codec:
         print("what 16 bit costs is measured where a GPU serves it; the golden utterance of a start says whether it speaks")
         return
     audio_format = family.audio_format

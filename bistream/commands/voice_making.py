@@ -43,7 +43,7 @@ def add_recording(model_dir: Path, registry: VoiceRegistry, speaker_id: str, rec
     check_speaker_id(speaker_id)
     voice = analyse(model_dir, recording, tell)
     checkpoint = read_config(model_dir)
-    if checkpoint.family.flow is not None:
+    if not checkpoint.family.has_codec:
         check_prompt(voice, checkpoint.flow)
     registry.save(speaker_id, voice)
 

@@ -159,6 +159,16 @@ class Family:
         return self.release.repository
 
     @property
+    def has_codec(self) -> bool:
+        """Whether a codec makes voices and audio, in place of flow and vocoder. Its speaker is a row of tokens."""
+        return self.flow is None
+
+    @property
+    def tells_speaker(self) -> bool:
+        """Whether the language model is told who speaks: its prompt has the speaker's tokens."""
+        return self.has_codec
+
+    @property
     def voice_files(self) -> tuple[str, ...]:
         """Networks that make a voice of a recording."""
         return (self.speech_tokenizer_file, self.speaker_file)

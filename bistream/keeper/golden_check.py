@@ -110,7 +110,7 @@ class GoldenCheck:
 
 @dataclass(frozen=True)
 class _Form:
-    """Settings of a repository that the utterance follows. tells_speaker: as of ``Services``. front_model: of recordings."""
+    """Settings of a repository that the utterance follows. tells_speaker: as of ``Family``. front_model: of recordings."""
 
     tells_speaker: bool
     samples_per_token: int
@@ -125,7 +125,7 @@ class _Form:
         family = family_of(parameters[TOKEN2WAV.name].get("model_dir", ""))
         recordings = {name: values[name] for name in ("condition_recordings", "min_reference_s", "max_reference_s") if name in values}
         policy = HopPolicy(family.audio_format, family.blocks, first, max_chunks=most)
-        return cls(family.flow is None, family.audio_format.samples_per_token, policy, RuntimeConfig.from_strings(recordings))
+        return cls(family.tells_speaker, family.audio_format.samples_per_token, policy, RuntimeConfig.from_strings(recordings))
 
 
 def _speak_as(stored: StoredGolden, stream: ModelStream, form: _Form, exact: bool, sums_vary: bool) -> None:

@@ -27,7 +27,7 @@ from bistream.store.fingerprint import Fingerprint, code_hash, files_hash, from_
 Parameters = Mapping[str, Mapping[str, str]]  # by model
 SUFFIX = ".safetensors"
 _TEXT_FILES = tuple(dict.fromkeys(name for family in FAMILIES for name in family.text_files))
-_NETWORKS = tuple(name for family in FAMILIES if family.flow is None for name in family.network_files)
+_NETWORKS = tuple(name for family in FAMILIES if family.has_codec for name in family.network_files)
 CHECKPOINT_FILES = {  # what each model reads of its model_dir, in any family
     AUDIO_TOKENIZER.name: tuple(family.speech_tokenizer_file for family in FAMILIES),
     SPEAKER_EMBEDDING.name: tuple(dict.fromkeys(family.speaker_file for family in FAMILIES)),

@@ -67,7 +67,7 @@ def probe_all(grpc_url: str, models: list[str], timeout_s: float, should_stop: C
 def _speaker_embedding_size(model_dir: str) -> int:
     """Read once, while the server that has just loaded this directory starts."""
     checkpoint = read_config(model_dir)
-    if checkpoint.family.flow is None:
+    if checkpoint.family.has_codec:
         return read_codec_config(model_dir).speaker.tokens
     return sizes_of(checkpoint).speaker_embedding_size
 

@@ -33,8 +33,3 @@ class Services:
     @property
     def audio_format(self) -> AudioFormat:
         return self.family.audio_format
-
-    @property
-    def tells_speaker(self) -> bool:
-        """Whether the language model is told who speaks."""
-        return self.family.flow is None

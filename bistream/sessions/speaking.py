@@ -204,7 +204,7 @@ class SessionRun:
     async def _read(self, prompt: VoicePrompt) -> None:
         try:
             with self._ending_with_its_error():
-                await self._link.start(prompt, self._services.tells_speaker)
+                await self._link.start(prompt, self._services.family.tells_speaker)
                 self._deliver_what_is_due(self._services.clock())
                 await self._link.read(lambda: self._pacing.wanted_tokens(self._services.clock()))
         finally:

@@ -50,12 +50,17 @@ class EngineSettings:
         return -(-self.longest_sequence // self.block_size)
 
 
+def room_for_all(config: RuntimeConfig, block_size: int) -> int:
+    """Positions of a cache in which every session has all of its own, in whole blocks."""
+    return config.max_sessions * -(-config.max_session_tokens // block_size) * block_size
+
+
 def settings_of(config: RuntimeConfig, sizes: LanguageModelConfig, block_size: int = EngineSettings.block_size) -> EngineSettings:
     """The settings that ``config`` asks for. Raises ``ConfigError`` for sizes that cannot work."""
     return EngineSettings(
         max_sessions=config.max_sessions,
         max_rows=config.max_rows,
-        kv_cache_tokens=config.kv_cache_tokens or config.max_sessions * config.max_session_tokens,
+        kv_cache_tokens=config.kv_cache_tokens or room_for_all(config, block_size),
         block_size=block_size,
         max_ahead_s=config.max_unread_audio_s,
         idle_pause=config.idle_pause,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bistream.checkpoints.config import LanguageModelConfig
+from bistream.checkpoints.config import CheckpointConfig, LanguageModelConfig
 from bistream.checkpoints.model_card import ModelCard, read_model_card
 from bistream.checkpoints.one_table import OneTableConfig
 from bistream.checkpoints.reader import read_config
@@ -21,6 +21,7 @@ from bistream.metrics.recorder import Recorder
 from bistream.processes.start_phases import phase
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import Engine
+from bistream.text2token.one_table.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
     from bistream.gpu.tier import TierChoice
@@ -51,15 +52,24 @@ def load_parts(config: RuntimeConfig, recorder: Recorder | None = None) -> Langu
     if isinstance(sizes, OneTableConfig):
         return _one_table_parts(config, sizes, checkpoint.family, recorder)
     with phase("tokenizer of the text"):
-        tokenizer = TextTokenizer.from_model_dir(config.model_dir)
-    if tokenizer.size > sizes.text_vocab_size:
-        raise CheckpointError(
-            f"The tokenizer files have {tokenizer.size} ids, but {checkpoint.family.text_directory}/config.json gives vocab_size "
-            f"{sizes.text_vocab_size}; use files that belong together."
-        )
+        tokenizer = read_text_tokenizer(config.model_dir, checkpoint)
     card = read_model_card(config.model_dir)
     engine, tiers = make_engine(config, recorder)
     return LanguageModelParts(tokenizer, sizes, engine, tiers, checkpoint.family, card)
+
+
+def read_text_tokenizer(model_dir: str, checkpoint: CheckpointConfig) -> TextTokenizer:
+    """Of any family. Raises ``CheckpointError`` for files that are missing, damaged, or not those of ``checkpoint``."""
+    sizes, folder = checkpoint.language_model, checkpoint.family.text_directory
+    if isinstance(sizes, OneTableConfig):
+        return read_tokenizer(model_dir, folder, sizes.tokens)
+    tokenizer = TextTokenizer.from_model_dir(model_dir)
+    if tokenizer.size > sizes.text_vocab_size:
+        raise CheckpointError(
+            f"The tokenizer files have {tokenizer.size} ids, but {folder}/config.json gives vocab_size {sizes.text_vocab_size}; use files "
+            "that belong together."
+        )
+    return tokenizer
 
 
 def _one_table_parts(config: RuntimeConfig, sizes: OneTableConfig, family: Family, recorder: Recorder | None) -> LanguageModelParts:

@@ -26,7 +26,7 @@ class SpeakersOfRecordings(Protocol):
 
 def load_tokenizer(config: RuntimeConfig, before_cpu: Callable[[], None] = lambda: None) -> TokensOfRecordings:
     """before_cpu: called before the first computation if that is on the CPU. Raises ``CheckpointError`` and ``ConfigError``."""
-    if family_of(config.model_dir).flow is None:
+    if family_of(config.model_dir).has_codec:
         from bistream.voice.codec_voices import CodecTokenizer, open_reader  # noqa: PLC0415  (loads torch)
 
         return CodecTokenizer(open_reader(config, before_cpu))
@@ -37,7 +37,7 @@ def load_tokenizer(config: RuntimeConfig, before_cpu: Callable[[], None] = lambd
 
 def load_speakers(config: RuntimeConfig, before_cpu: Callable[[], None] = lambda: None) -> SpeakersOfRecordings:
     """As ``load_tokenizer``."""
-    if family_of(config.model_dir).flow is None:
+    if family_of(config.model_dir).has_codec:
         from bistream.voice.codec_voices import CodecSpeakers, open_reader  # noqa: PLC0415  (loads torch)
 
         return CodecSpeakers(open_reader(config, before_cpu, global_tokens_alone=True))

@@ -45,7 +45,7 @@ def test_refusals_failures_and_gaps_are_told_apart() -> None:
 def test_the_program_tells_of_both_kinds_of_callers(
     server: FakeServer, recording: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_audio, "check_server", lambda *arguments, **options: None)
+    monkeypatch.setattr(first_audio, "check_server", lambda *arguments, **options: 24_000)
     out = tmp_path / "out.json"
     words = ["--server", server.address, "--closed", "2", "--fresh", "4", "--seconds", "1", "--text", "Hi.", "--speaker-id", "anna"]
     words += ["--reference-audio", recording, "--reference-text", "Hi.", "--processes", "1", "--out", str(out)]

@@ -12,7 +12,6 @@ import pytest
 import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tritonclient.grpc import model_config_pb2, service_pb2
 
 from benchmarks import dataset
 from benchmarks._dataset_callers import shares_of
@@ -43,9 +42,9 @@ class ModelServer(FakeServer):
     """Answers what the benchmark asks about ``cosyvoice2``, which streams."""
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
-        config = model_config_pb2.ModelConfig(name=request.name)
-        config.model_transaction_policy.decoupled = True
-        return service_pb2.ModelConfigResponse(config=config)
+        answer = super().ModelConfig(request, context)
+        answer.config.model_transaction_policy.decoupled = True
+        return answer
 
 
 def serve(speaker: Speaker) -> ModelServer:
@@ -78,6 +77,16 @@ def test_a_run_for_each_number_of_tasks(tmp_path: Path, capsys: pytest.CaptureFi
         assert soundfile.info(folder / "a.wav").frames == 4800
         assert "total_duration: 0.600 seconds" in (folder / "rtf-set.txt").read_text()
     assert "RTF" in capsys.readouterr().out
+
+
+def test_audio_is_counted_and_written_at_the_rate_that_the_server_tells(tmp_path: Path) -> None:
+    source, out = write_jsonl(tmp_path, TEXTS), tmp_path / "out"
+    with serve(Speaker()) as server:
+        server.card = {"sample_rate": "16000"}
+        assert dataset.main(arguments(server, source, out, "--wavs")) == 0
+    (run,) = json.loads((out / "result.json").read_text())["metrics"]["runs"]
+    assert run["audio_s"] == pytest.approx(len(TEXTS) * 4800 / 16000)
+    assert soundfile.info(out / "tasks-1" / "a.wav").samplerate == 16000
 
 
 def test_a_lost_server_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

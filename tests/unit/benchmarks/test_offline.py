@@ -17,7 +17,7 @@ from bistream.local import LocalPipeline, VoiceChoice
 from bistream.token2wav.hop_jobs import MAX_HOP_TOKENS
 from bistream.types import GenerationOptions
 from scripts._stages import Speech, Stages, hop_sizes
-from tests.formats import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN
+from tests.formats import AUDIO_FORMAT, CHUNK_TOKENS, LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN
 from tests.unit.benchmarks.sets import write_recording
 
 CPU = ["--device", "cpu", "--dtype", "float32", "--num-threads", "1"]
@@ -66,7 +66,7 @@ def test_an_error_is_that_of_its_row(stages: Stages, tmp_path: Path) -> None:
 @settings(max_examples=200, deadline=None)
 @given(prompt=st.integers(0, 750), total=st.integers(1, 3000))
 def test_hops_of_an_utterance_end_where_the_flow_commits(prompt: int, total: int) -> None:
-    sizes = hop_sizes(prompt, total)
+    sizes = hop_sizes(prompt, total, AUDIO_FORMAT)
     assert sum(sizes) == total and all(0 < size <= MAX_HOP_TOKENS for size in sizes)
     ends = np.cumsum(sizes)[:-1]
     assert all((prompt + end - LOOKAHEAD_TOKENS) % CHUNK_TOKENS == 0 for end in ends)
