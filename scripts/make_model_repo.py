@@ -24,7 +24,7 @@ from bistream.checkpoints.files import family_of
 from bistream.checkpoints.model_card import read_model_card
 from bistream.checkpoints.model_dir import check_model_dir
 from bistream.config import RuntimeConfig
-from bistream.conversion.records import file_sha256, read_record
+from bistream.conversion.records import MADE_OF, file_sha256, read_record
 from bistream.errors import BistreamError, ConfigError
 from bistream.text2token.tensorrt_llm.preflight import CACHE_PER_ADMITTED, check_installed
 from scripts.fill_template import TemplateError, fill, parse_settings, placeholders
@@ -130,10 +130,11 @@ def check_merged(values: Mapping[str, Mapping[str, str]]) -> None:
     model = values.get("llm_bistream", {})
     if model.get("engine") != "tensorrt_llm" or not model["engine_dir"]:
         return
-    made_of = read_record(Path(model["engine_dir"])).get("llm_pt_sha256")
-    if made_of is not None and made_of != file_sha256(Path(model["model_dir"]) / "llm.pt"):
+    made_of = read_record(Path(model["engine_dir"])).get(MADE_OF)
+    weights = Path(model["model_dir"]) / family_of(model["model_dir"]).language_model_file
+    if made_of is not None and made_of != file_sha256(weights):
         raise ConfigError(
-            f"The merged checkpoint {model['engine_dir']} was not made of {model['model_dir']}/llm.pt; make it again with "
+            f"The merged checkpoint {model['engine_dir']} was not made of {weights}; make it again with "
             "PROFILE=tensorrt_llm bash run.sh 1 1, or set engine_dir to the one that was."
         )
 

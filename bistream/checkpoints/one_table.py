@@ -14,7 +14,7 @@ from typing import Any
 
 from bistream.checkpoints.config import LanguageModelConfig
 from bistream.checkpoints.sizes import language_model_config
-from bistream.errors import CheckpointError
+from bistream.errors import CheckpointError, ConfigError
 from bistream.families.bicodec_tokens import PLACE_OF_STOP, BiCodecTokens
 from bistream.families.family import Family
 
@@ -32,11 +32,10 @@ class OneTableConfig(LanguageModelConfig):
     voice count as text here; where a voice is made, they are the speech tokens (``of_voices``).
 
     longest_sequence: positions of a text and its speech; training dropped longer ones (SparkVox, prepare_train.py).
-    temperature: the usual one. makes_voices: see above.
+    makes_voices: see above.
     """
 
     table_size: int = 0
-    temperature: float = TEMPERATURE
     tokens: BiCodecTokens = RELEASED
     longest_sequence: int = 1500
     makes_voices: bool = False
@@ -47,7 +46,7 @@ class OneTableConfig(LanguageModelConfig):
         sampling = {"top_p": TOP_P, "top_k": TOP_K, "win_size": 0, "tau_r": 0.0}  # no rule against repetition
         sizes = language_model_config({"speech_token_size": tokens.num_semantic, "sampling": sampling}, qwen, family)
         made = cls(**{one.name: getattr(sizes, one.name) for one in fields(sizes)}, tokens=tokens, table_size=sizes.text_vocab_size)
-        return replace(made, text_vocab_size=made.table_size + sum(map(len, made.voice_rows)))
+        return replace(made, text_vocab_size=made.table_size + sum(map(len, made.voice_rows)), temperature=TEMPERATURE)
 
     @property
     def voice_rows(self) -> tuple[range, range, range]:
@@ -64,6 +63,12 @@ class OneTableConfig(LanguageModelConfig):
         """Places in ``voice_rows`` by the number of the id that a voice has so far: pitch, speed, then global tokens."""
         ends = list(accumulate(map(len, self.voice_rows)))
         return tuple(range(end - len(rows), end) for rows, end in zip(self.voice_rows, ends, strict=True))
+
+
+def check_dtype(dtype: str) -> None:
+    """Raises ``ConfigError`` for the precision whose range is too small for this model."""
+    if dtype == "float16":
+        raise ConfigError("Parameter 'dtype' is float16, in which this model's scores become NaN; set it to auto, bfloat16 or float32.")
 
 
 def one_table_config(qwen: Mapping[str, Any], codec: Mapping[str, Any], audio: Mapping[str, Any], family: Family) -> OneTableConfig:

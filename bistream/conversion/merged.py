@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bistream.checkpoints.config import CheckpointConfig, LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.checkpoints.reader import check_state_dict, find_file, load_state_dict, read_config
 from bistream.conversion.records import PARTIAL_SUFFIX
 from bistream.conversion.tokenizer_files import write_tokenizer_files
@@ -132,12 +132,15 @@ def _check_merged(merged: Mapping[str, Tensor], config: LanguageModelConfig, voc
         )
 
 
-def merged_config(checkpoint: CheckpointConfig, vocabulary: MergedVocabulary, dtype: torch.dtype) -> dict[str, Any]:
-    """``config.json``, with the keys of transformers 4 (TensorRT-LLM 1.2 reads those), which version 5 reads too."""
-    config, architecture = checkpoint.language_model, architecture_of(checkpoint.family)
+def class_of(family: Family) -> dict[str, Any]:
+    """Of ``config.json``: the class, and where transformers find it."""
+    architecture = architecture_of(family)
+    return {"architectures": [architecture], "auto_map": {"AutoModelForCausalLM": f"{modeling_file(family).stem}.{architecture}"}}
+
+
+def merged_config(config: LanguageModelConfig, vocabulary: MergedVocabulary, dtype: torch.dtype) -> dict[str, Any]:
+    """``config.json`` but for the class, with the keys of transformers 4 (TensorRT-LLM 1.2 reads those), which version 5 reads too."""
     return {
-        "architectures": [architecture],
-        "auto_map": {"AutoModelForCausalLM": f"{modeling_file(checkpoint.family).stem}.{architecture}"},
         "attention_dropout": 0.0,
         "bos_token_id": vocabulary.sos,
         "eos_token_id": vocabulary.eos,
@@ -183,6 +186,10 @@ def save_tensors(state: Mapping[str, Tensor], path: Path) -> None:
     path.chmod(0o644)  # the library makes it private, and servers often run as another user
 
 
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """Raises ``CheckpointError`` for a file that is missing or damaged."""
     try:
@@ -199,11 +206,8 @@ def write_merged(model_dir: Path, out: Path, dtype: torch.dtype) -> MergedVocabu
     state = load_state_dict(find_file(model_dir, FILE_NAME))
     check_state_dict(FILE_NAME, state, expected_shapes(config))
     save_tensors(merged_state(state, vocabulary, dtype), out / WEIGHTS)
-    for name, values in (
-        ("config.json", merged_config(checkpoint, vocabulary, dtype)),
-        ("generation_config.json", generation_config(config, vocabulary)),
-    ):
-        (out / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    write_json(out / "config.json", {**class_of(checkpoint.family), **merged_config(config, vocabulary, dtype)})
+    write_json(out / "generation_config.json", generation_config(config, vocabulary))
     write_tokenizer_files(model_dir, vocabulary, out)
     shutil.copyfile(modeling, out / modeling.name)
     return vocabulary

@@ -15,6 +15,7 @@ from typing import Any
 from bistream.errors import ConfigError
 
 FILE_NAME = "conversion.json"
+MADE_OF = "weights_sha256"  # its entry for the file of the language model
 PARTIAL_SUFFIX = ".partial"
 
 

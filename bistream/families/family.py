@@ -111,7 +111,7 @@ class Family:
 
     name: ``model_family`` in the models' metadata. yaml_names: the file that tells the family; of several names one is enough.
     text_directory: folder of the language model's configuration and of ``tokenizer_files``. network_files: all others that the server
-    reads, beside ``speech_tokenizer_file``; ``speaker_file`` is one of them.
+    reads, beside ``speech_tokenizer_file``; ``language_model_file`` and ``speaker_file`` are two of them.
 
     base_tokens, added_tokens: special tokens of the text tokenizer, in the order of their ids; a directory may declare others in place of
     the former. spoken_tokens: those of them that stand for speech as letters do. default_instruction: what stands before
@@ -132,6 +132,7 @@ class Family:
     text_directory: str
     tokenizer_files: tuple[str, ...] = ("vocab.json", "merges.txt", "tokenizer_config.json")
     speech_tokenizer_file: str
+    language_model_file: str = "llm.pt"
     speaker_file: str = "campplus.onnx"
     network_files: tuple[str, ...] = ("llm.pt", "flow.pt", "hift.pt", "campplus.onnx")
     rows: SpeechRows

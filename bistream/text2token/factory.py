@@ -6,12 +6,12 @@ module does not load torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bistream.checkpoints.config import CheckpointConfig, LanguageModelConfig
 from bistream.checkpoints.model_card import ModelCard, read_model_card
-from bistream.checkpoints.one_table import OneTableConfig
+from bistream.checkpoints.one_table import OneTableConfig, check_dtype
 from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError
@@ -33,7 +33,7 @@ class LanguageModelParts:
 
     tiers: the tier that serves each of the engine's networks; empty where the engine decides that itself.
     family: its prompts, and which speech tokens are silence. card: how much it speaks in one sequence. voices: of families whose
-    language model makes voices, the engine that does so.
+    language model makes voices, the engine that does so; None also where another engine than torch speaks.
     """
 
     tokenizer: TextTokenizer
@@ -43,6 +43,12 @@ class LanguageModelParts:
     family: Family = DEFAULT_FAMILY
     card: ModelCard = ModelCard()
     voices: Engine | None = None
+
+    def close(self) -> None:
+        """Stop the engines."""
+        self.engine.close()
+        if self.voices is not None:
+            self.voices.close()
 
 
 def load_parts(config: RuntimeConfig, recorder: Recorder | None = None) -> LanguageModelParts:
@@ -73,10 +79,17 @@ def read_text_tokenizer(model_dir: str, checkpoint: CheckpointConfig) -> TextTok
 
 
 def _one_table_parts(config: RuntimeConfig, sizes: OneTableConfig, family: Family, recorder: Recorder | None) -> LanguageModelParts:
+    card = read_model_card(config.model_dir)
+    if config.engine != "torch":
+        check_dtype(config.dtype)
+        with phase("tokenizer of the text"):
+            tokenizer = read_tokenizer(config.model_dir, family.text_directory, sizes.tokens)
+        longest = min(config.max_session_tokens, sizes.longest_sequence)
+        engine, tiers = make_engine(replace(config, max_session_tokens=longest), recorder)
+        return LanguageModelParts(tokenizer, sizes, engine, tiers, family, card)
     with phase("imports"):
         from bistream.text2token.one_table.loading import load_model  # noqa: PLC0415  (loads torch)
 
-    card = read_model_card(config.model_dir)
     model = load_model(config, sizes, family, recorder)
     return LanguageModelParts(model.tokenizer, sizes, model.speech, model.tiers, family, card, model.voices)
 

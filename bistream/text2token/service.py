@@ -192,9 +192,7 @@ class SpeechTokenService:
         self._stopped.set()
         if self._timer is not None:
             self._timer.join()
-        self._parts.engine.close()
-        if self._parts.voices is not None:
-            self._parts.voices.close()
+        self._parts.close()
 
     @property
     def num_sessions(self) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from bistream.checkpoints.model_card import MODEL_CARD_FILE
 from bistream.contract.fields import CONTRACTS
-from bistream.conversion.records import file_sha256
+from bistream.conversion.records import MADE_OF, file_sha256
 from scripts.make_model_repo import RepositoryError, main, make, model_names, model_values
 
 
@@ -101,7 +101,7 @@ def test_the_merged_checkpoint_is_that_of_the_model_directory(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())  # as if it were installed
     arguments = ("--profile", "tensorrt_llm", "--set", f"engine_dir={tmp_path}")
     for made_of, status in ((file_sha256(model_dir / "llm.pt"), 0), ("0" * 64, 1)):
-        (tmp_path / "conversion.json").write_text(json.dumps({"llm_pt_sha256": made_of}), encoding="utf-8")
+        (tmp_path / "conversion.json").write_text(json.dumps({MADE_OF: made_of}), encoding="utf-8")
         assert made(tmp_path / f"repo-{status}", *arguments) == status
     error = capsys.readouterr().err
     assert f"{tmp_path} was not made of {model_dir.resolve()}/llm.pt; make it again" in error and error.count("\n") == 1

@@ -1,7 +1,7 @@
 """Loads a one-table model's tokenizer and engines from a model directory: one that speaks, and one that makes voices, with the same body.
 
 The engine is the torch engine in its tiers ``graphs`` and ``plain``. The kernels of ours sample with repetition-aware sampling and are not
-offered, nor is another engine. float16 is not either: its range is too small for this model, whose scores become NaN in it.
+offered.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bistream.checkpoints.one_table import OneTableConfig
+from bistream.checkpoints.one_table import OneTableConfig, check_dtype
 from bistream.config import RuntimeConfig
-from bistream.errors import ConfigError
 from bistream.families.family import Family
 from bistream.gpu.claims import TOKENS, gpu_claims
 from bistream.gpu.device import open_device, resolve_device
@@ -36,7 +35,6 @@ from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import ModelWeights
 
 VOICE_SESSIONS, VOICE_POSITIONS = 4, 512  # of the engine that makes voices: a sentence, its labels and 38 ids more
-NO_FLOAT16 = "Parameter 'dtype' is float16, in which this model's scores become NaN; set it to auto, bfloat16 or float32."
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,9 @@ def load_model(config: RuntimeConfig, sizes: OneTableConfig, family: Family, rec
     if config.dtype == "auto" and dtype != torch.float32:
         dtype = _within_bounds(config, sizes, family, weights, dtype)
     tier = choose_tier("language model", config.kernels, device, dtype, kernels_need=("repetition-aware sampling",))
-    settings = settings_of(replace(config, max_session_tokens=_longest(config, sizes)), sizes, BLOCK_SIZES[tier.tier])
+    settings = settings_of(
+        replace(config, max_session_tokens=min(config.max_session_tokens, sizes.longest_sequence)), sizes, BLOCK_SIZES[tier.tier]
+    )
     if device.type == "cpu":
         settings = replace(settings, idle_pause=0.0)
     runners = _Runners(weights, sizes, tier.tier, device, dtype)
@@ -86,16 +86,9 @@ def load_model(config: RuntimeConfig, sizes: OneTableConfig, family: Family, rec
     )
 
 
-def _longest(config: RuntimeConfig, sizes: OneTableConfig) -> int:
-    return min(config.max_session_tokens, sizes.longest_sequence)
-
-
 def _device_and_dtype(config: RuntimeConfig) -> tuple[torch.device, torch.dtype]:
     """auto on a GPU without bfloat16 is float32. Raises ``ConfigError``."""
-    if config.engine != "torch":
-        raise ConfigError(f"Parameter 'engine' is {config.engine!r}, which does not run this model; set it to torch.")
-    if config.dtype == "float16":
-        raise ConfigError(NO_FLOAT16)
+    check_dtype(config.dtype)
     device, dtype = device_and_dtype(config.device, config.dtype)
     return resolve_device(config.device), torch.float32 if dtype == torch.float16 else dtype
 

@@ -46,10 +46,7 @@ def make_sampler(config: LanguageModelConfig, device: torch.device) -> Sampler:
 
 
 class TopKTopPSampler:
-    """A ``sampler.Sampler``. temperature 0 is arg-max.
-
-    usual: the temperature that the model's release speaks with; a request's counts in it, so 1 is the usual one in every family.
-    """
+    """A ``sampler.Sampler``. temperature 0 is arg-max. usual: ``LanguageModelConfig.temperature``."""
 
     history_size, compiles = HISTORY, False  # PyTorch 2.11's compiler fails on the two sorts
 

@@ -82,7 +82,7 @@ class TensorRtLlmEngine:
         self.merged = merged
         self._request_error: type[Exception] = llmapi.RequestError  # one request failed, the engine goes on
         self.llm = llm
-        self.maker = RequestMaker(llmapi, merged, retention_s)
+        self.maker = RequestMaker(llmapi, merged, retention_s, sizes.temperature)
         recorder = recorder or Recorder()
         self.metrics = TurnMetrics(recorder, clock)
         watch_stats(recorder, self.stats, sizes.tokens_per_block)

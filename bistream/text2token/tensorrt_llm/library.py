@@ -92,11 +92,12 @@ def make_llm(llmapi: Any, engine_dir: str, dtype: str, sizes: Sizes) -> Any:
 
 
 class RequestMaker:
-    """retention_s: how long a session's blocks keep their priority in the cache after its last turn."""
+    """retention_s: how long a session's blocks keep their priority in the cache after its last turn. temperature: the usual one."""
 
-    def __init__(self, llmapi: Any, ids: MergedIds, retention_s: float) -> None:
+    def __init__(self, llmapi: Any, ids: MergedIds, retention_s: float, temperature: float) -> None:
         self._llmapi = llmapi
         self._ids = ids
+        self._temperature = temperature
         duration, retention = timedelta(seconds=retention_s), llmapi.KvCacheRetentionConfig
         whole = retention.TokenRangeRetentionConfig(0, None, SESSION_PRIORITY, duration)
         self._retention = retention([whole], SESSION_PRIORITY, duration)
@@ -115,7 +116,7 @@ class RequestMaker:
             embedding_bias=self._bias(request.masked),
             detokenize=False,
             add_special_tokens=False,
-            temperature=None if greedy else spec.temperature,
+            temperature=None if greedy else self._temperature * spec.temperature,
             top_k=1 if greedy else spec.top_k,
             top_p=None if greedy else spec.top_p,
         )

@@ -88,7 +88,7 @@ def _first_speech_row(bias: Tensor, space: TokenSpace) -> int:
     expected = space.speech_token_size + len(space.specials)
     if len(rows) != expected or rows[-1] - rows[0] != expected - 1:
         raise CheckpointError(
-            f"The head bias of the merged checkpoint is finite in {len(rows)} rows, but llm.pt has {expected} speech rows in a run; "
+            f"The head bias of the merged checkpoint is finite in {len(rows)} rows, but the model has {expected} speech rows in a run; "
             f"{CONVERT} from this model_dir."
         )
     return int(rows[0])

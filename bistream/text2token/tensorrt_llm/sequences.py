@@ -13,6 +13,7 @@ from bistream.checkpoints.config import LanguageModelConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import BusyError, ConfigError, InvalidInputError, SessionExistsError, UnknownSessionError
 from bistream.text2token.engine import EngineStats, SamplingSpec, TurnLimits
+from bistream.text2token.engine_settings import room_for_all
 from bistream.text2token.sampler import check_spec
 from bistream.text2token.tensorrt_llm.merged_ids import MergedIds
 from bistream.text2token.tensorrt_llm.preflight import CACHE_PER_ADMITTED
@@ -20,12 +21,14 @@ from bistream.text2token.tensorrt_llm.preflight import CACHE_PER_ADMITTED
 
 @dataclass(frozen=True)
 class Sizes:
-    """kv_tokens: positions that sessions may reserve, over all of them. tokens_per_block: a power of two (TensorRT-LLM)."""
+    """kv_tokens: positions that sessions may reserve, over all of them. tokens_per_block: a power of two (TensorRT-LLM).
+    temperature: the usual one."""
 
     max_sessions: int
     kv_tokens: int
     max_sequence_ids: int
     tokens_per_block: int = 32
+    temperature: float = 1.0
 
     @property
     def longest_sequence(self) -> int:
@@ -39,8 +42,9 @@ class Sizes:
 
 def sizes_of(config: RuntimeConfig, model: LanguageModelConfig) -> Sizes:
     """Raises ``ConfigError`` for sizes that cannot work."""
-    kv_tokens = config.kv_cache_tokens or config.max_sessions * config.max_session_tokens
-    sizes = Sizes(config.max_sessions, kv_tokens, min(model.max_position_embeddings, config.max_session_tokens))
+    kv_tokens = config.kv_cache_tokens or room_for_all(config, Sizes.tokens_per_block)
+    longest = min(model.max_position_embeddings, config.max_session_tokens)
+    sizes = Sizes(config.max_sessions, kv_tokens, longest, temperature=model.temperature)
     if sizes.longest_sequence < 2:
         raise ConfigError(f"Parameter 'kv_cache_tokens' is {kv_tokens}; set it to {sizes.tokens_per_block} or more.")
     return sizes

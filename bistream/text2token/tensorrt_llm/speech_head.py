@@ -1,9 +1,9 @@
 """The language model as TensorRT-LLM's PyTorch backend runs it: its Qwen2 with a speech head in place of the merged one.
 
 TensorRT-LLM's head has no bias, so with the merged checkpoint text ids would get the score 0 instead of minus infinity. This head reads the
-rows that can be sampled (CosyVoice2's 6564, CosyVoice3's 6565) and their bias alone, and pads the scores to the vocabulary with minus
-infinity: ids stay merged ones, and the 158,000-row matrix is neither stored nor read in every step. Importing this module needs
-TensorRT-LLM.
+rows that can be sampled (CosyVoice2's 6564, CosyVoice3's 6565, Spark-TTS's 8193) and their bias alone, and pads the scores to the
+vocabulary with minus infinity: ids stay merged ones, and the matrix of 158,000 rows or more is neither stored nor read in every step.
+Importing this module needs TensorRT-LLM.
 """
 
 from __future__ import annotations

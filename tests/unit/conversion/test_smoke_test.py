@@ -11,13 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from bistream.checkpoints.reader import load_state_dict
 from bistream.config import RuntimeConfig
 from bistream.conversion.records import write_folder
 from bistream.conversion.smoke_test import compare
 from bistream.errors import ConfigError
-from bistream.text2token.factory import make_engine
+from bistream.text2token.factory import load_parts
 from scripts import test_engine
 from tests.unit.text2token.tiny import SPACE, tiny_model
 
@@ -62,9 +63,10 @@ def test_no_id_at_all_is_not_right() -> None:
     assert not compare(tiny_model(), PROMPT, [], greedy(PROMPT, 3)).is_right(1e9)
 
 
-@pytest.fixture(params=("cosyvoice2", "cosyvoice3"))
-def model_dir(request: pytest.FixtureRequest, tiny_model_dir: Path, tiny_cosyvoice3_dir: Path) -> Path:
-    return tiny_model_dir if request.param == "cosyvoice2" else tiny_cosyvoice3_dir
+@pytest.fixture(params=("tiny_model_dir", "tiny_cosyvoice3_dir", "tiny_spark_dir"))
+def model_dir(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.getfixturevalue(request.param)
+    return found
 
 
 def smoke(model_dir: Path, *options: str) -> int:
@@ -87,17 +89,20 @@ def test_without_tensorrt_llm_one_sentence_says_so(model_dir: Path, tmp_path: Pa
 def test_the_engine_of_another_checkpoint_is_noticed(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same but for the head."""
+    """The same but for the last norm."""
     other = Path(shutil.copytree(model_dir, tmp_path / "other"))
-    state = load_state_dict(model_dir / "llm.pt")
-    state["llm_decoder.weight"] = state["llm_decoder.weight"].flip(0)
-    torch.save(state, other / "llm.pt")
-    tested = make_engine(RuntimeConfig(model_dir=str(other), device="cpu", max_sessions=1, max_session_tokens=2048))
-    engines = [tested, make_engine(RuntimeConfig(model_dir=str(model_dir), device="cpu", max_sessions=1))]
-    monkeypatch.setattr(test_engine, "make_engine", lambda config: engines.pop(0))
+    if (other / "llm.pt").is_file():
+        state = load_state_dict(model_dir / "llm.pt")
+        state["llm.model.model.norm.weight"] = -state["llm.model.model.norm.weight"]
+        torch.save(state, other / "llm.pt")
+    else:
+        tensors = load_file(model_dir / "LLM/model.safetensors")
+        save_file({**tensors, "model.norm.weight": -tensors["model.norm.weight"]}, other / "LLM/model.safetensors")
+    loaded = [load_parts(RuntimeConfig(model_dir=str(one), device="cpu", max_sessions=1)) for one in (other, model_dir)]
+    monkeypatch.setattr(test_engine, "load_parts", lambda config: loaded.pop(0))
     assert smoke(model_dir, "--text", "Hello there.") == 1
     output = capsys.readouterr()
-    assert "WRONG: Hello there." in output.out and "decodes other ids than llm.pt" in output.err
+    assert "WRONG: Hello there." in output.out and "decodes other ids than the torch engine" in output.err
 
 
 def test_records_of_conversions(tmp_path: Path) -> None:

@@ -180,9 +180,8 @@ def test_float16_is_refused(directory: Path, config: RuntimeConfig) -> None:
     )
 
 
-def test_no_kernels_and_no_other_engine(directory: Path, config: RuntimeConfig) -> None:
+def test_no_kernels(directory: Path, config: RuntimeConfig) -> None:
     assert "recorded graphs need a CUDA GPU" in refused(directory, replace(config, kernels="kernels"), ConfigError)
-    assert "set it to torch" in refused(directory, replace(config, engine="tensorrt_llm"), ConfigError)
 
 
 def test_bfloat16_is_served(directory: Path, config: RuntimeConfig, sizes: OneTableConfig) -> None:
