@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import zipfile
 from pathlib import Path
@@ -11,6 +12,7 @@ from bistream.errors import CheckpointError
 from bistream.families.family import Family
 from bistream.families.registry import DEFAULT_FAMILY, FAMILIES, OTHER_FILES, OTHER_MODELS
 
+_LONGEST_HEADER = 100_000_000  # of the safetensors library
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _LANGUAGE_MODEL = re.compile(r"^llm: *!new:[\w.]*\.(\w+)", re.MULTILINE)  # upstream's class
 
@@ -66,34 +68,46 @@ def _other_model(title: str, reason: str) -> CheckpointError:
     return CheckpointError(f"The model directory holds {title} ({reason}), whose networks are others; name a whole directory of {served}.")
 
 
-def check_content(path: Path) -> None:
+def check_content(model_dir: str | Path, name: str) -> None:
     """Raises ``CheckpointError`` for a file of Git LFS in which only the address of the content is."""
-    with path.open("rb") as file:
+    with (Path(model_dir) / name).open("rb") as file:
         start = file.read(len(_LFS_POINTER))
     if start == _LFS_POINTER:
-        raise CheckpointError(f"{path.name} is a Git LFS pointer and not the file itself; run `git lfs pull` in the model directory.")
+        raise CheckpointError(f"{name} is a Git LFS pointer and not the file itself; run `git lfs pull` in the model directory.")
 
 
-def check_whole(path: Path) -> None:
-    """Raises ``CheckpointError`` for an empty file, a placeholder, and for a ``.pt`` or ``.onnx`` file whose end is missing."""
-    check_content(path)
+def check_whole(model_dir: Path, name: str) -> None:
+    """Raises ``CheckpointError`` for an empty file, a placeholder, and for a file of weights whose end is missing."""
+    check_content(model_dir, name)
+    path = model_dir / name
     size = path.stat().st_size
     if not size:
-        raise CheckpointError(f"{path.name} is empty; download it again.")
-    if path.suffix == ".pt" and not (zipfile.is_zipfile(path) or _is_old_archive(path)):
-        raise CheckpointError(
-            f"{path.name} has no end after its {size / 1e6:.1f} MB, as after a download that was cut off; download it again."
-        )
+        raise CheckpointError(f"{name} is empty; download it again.")
+    is_cut = path.suffix in (".pt", ".bin") and not (zipfile.is_zipfile(path) or _is_old_archive(path))
+    if is_cut or (path.suffix == ".safetensors" and _safetensors_size(path) != size):
+        raise CheckpointError(f"{name} has no end after its {size / 1e6:.1f} MB, as after a download that was cut off; download it again.")
     if path.suffix == ".onnx":
         with path.open("rb") as file:
             if not _ends_with_a_field(file, size):
-                raise CheckpointError(f"{path.name} is damaged or was cut off after {size / 1e6:.1f} MB; download it again.")
+                raise CheckpointError(f"{name} is damaged or was cut off after {size / 1e6:.1f} MB; download it again.")
 
 
 def _is_old_archive(path: Path) -> bool:
     """PyTorch's format before version 1.6: a pickle, whose end cannot be seen without reading it."""
     with path.open("rb") as file:
         return file.read(2) == b"\x80\x02"
+
+
+def _safetensors_size(path: Path) -> int:
+    """As its header says: a length of 8 bytes, so many of JSON, and where its last tensor ends behind them. 0 for a header that is none."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(length) if length <= _LONGEST_HEADER else b""
+    try:
+        entries = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
+        return 8 + length + max((int(entry["data_offsets"][1]) for entry in entries), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return 0
 
 
 def _ends_with_a_field(file: BinaryIO, size: int) -> bool:

@@ -24,10 +24,10 @@ def check_model_dir(model_dir: Path) -> CheckpointConfig:
         if not present:
             raise CheckpointError(f"{model_dir} has no {names[0]}; {_advice(model_dir, family.repository)}")
         for name in present:
-            check_whole(model_dir / name)
+            check_whole(model_dir, name)
     for name in family.text_files:
         if name.endswith(".json"):
-            _check_json(model_dir / name)
+            _check_json(model_dir, name)
     return read_config(model_dir)
 
 
@@ -41,14 +41,14 @@ def _check_directory(model_dir: Path) -> None:
 
 
 def _advice(model_dir: Path, repository: str) -> str:
-    inside = sorted(path.parent for name in YAML_NAMES for path in model_dir.glob(f"*/{name}"))
+    inside = sorted(path for path in model_dir.iterdir() if any((path / name).is_file() for name in YAML_NAMES))
     if inside:
         return f"name the directory inside it: {inside[0]}"
     return f"complete the directory, or name that of {repository}."
 
 
-def _check_json(path: Path) -> None:
+def _check_json(model_dir: Path, name: str) -> None:
     try:
-        json.loads(path.read_text(encoding="utf-8"))
+        json.loads((model_dir / name).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise CheckpointError(f"{path.name} could not be read ({type(error).__name__}); the file is damaged, download it again.") from error
+        raise CheckpointError(f"{name} could not be read ({type(error).__name__}); the file is damaged, download it again.") from error

@@ -108,7 +108,7 @@ def find_file(model_dir: str | Path, *names: str) -> Path:
     for name in names:
         path = Path(model_dir) / name
         if path.is_file():
-            check_content(path)
+            check_content(model_dir, name)
             return path
     raise CheckpointError(f"{names[0]} is missing in the model directory {model_dir}; correct its name, or download the model again.")
 

@@ -99,6 +99,20 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
 }
 
 
+SPARK_WEIGHTS = ("LLM/model.safetensors", "BiCodec/model.safetensors", "wav2vec2-large-xlsr-53/pytorch_model.bin")
+
+
+@pytest.mark.parametrize(("name", "words"), [*((name, "cut off") for name in SPARK_WEIGHTS), ("LLM/tokenizer.json", "could not be read")])
+def test_so_it_does_with_half_a_file_of_the_family_without_a_flow(
+    name: str, words: str, tiny_spark_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model_dir = Path(shutil.copytree(tiny_spark_dir, tmp_path / "model"))
+    cut(model_dir, name)
+    assert main(["--model-dir", str(model_dir), "--out", str(tmp_path / "repository")]) == 1
+    error = capsys.readouterr().err
+    assert name in error and words in error and error.count("\n") == 1
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_stage_2_refuses_it_in_one_sentence(mistake: str, model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spoil, words = MISTAKES[mistake]
@@ -108,6 +122,12 @@ def test_stage_2_refuses_it_in_one_sentence(mistake: str, model_dir: Path, tmp_p
     assert error.startswith("make_model_repo.py: ") and error.count("\n") == 1
     assert all(word in error for word in words), error
     assert not (tmp_path / "repository").exists()
+
+
+def test_the_folder_above_it_names_it(tiny_spark_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(tiny_spark_dir, tmp_path / "models" / "spark")
+    assert main(["--model-dir", str(tmp_path / "models"), "--out", str(tmp_path / "repository")]) == 1
+    assert f"name the directory inside it: {tmp_path / 'models' / 'spark'}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "words"), [("absent", "does not exist"), ("empty", "is empty"), ("file", "is a file")])
@@ -133,18 +153,20 @@ def test_a_whole_directory_passes_with_its_sizes(tiny_model_dir: Path) -> None:
 
 @given(st.data())
 def test_a_file_that_was_cut_anywhere_is_noticed(
-    tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    tiny_model_dir: Path, tiny_spark_dir: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     """Of an ONNX file, whose format marks no end, a cut between two fields is not; there are few of those."""
-    name = data.draw(st.sampled_from(["hift.pt", "campplus.onnx"]))
-    content = (tiny_model_dir / name).read_bytes()
+    paths = [*(tiny_model_dir / name for name in ("hift.pt", "campplus.onnx")), *(tiny_spark_dir / name for name in SPARK_WEIGHTS)]
+    source = data.draw(st.sampled_from(paths))
+    check_whole(source.parent, source.name)
+    name, content = source.name, source.read_bytes()
     length = data.draw(st.integers(0, len(content) - 1))
     path = tmp_path_factory.mktemp("cut") / name
     path.write_bytes(content[:length])
     if name == "campplus.onnx" and length in field_ends(content):
         return
     with pytest.raises(CheckpointError, match=name):
-        check_whole(path)
+        check_whole(path.parent, name)
 
 
 def field_ends(content: bytes) -> set[int]:
