@@ -60,7 +60,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--model-dir",
         required=True,
         metavar="DIR",
-        help="CosyVoice2-0.5B, Fun-CosyVoice3-0.5B-2512, or one made by scripts/make_checkpoint.py",
+        help="CosyVoice2-0.5B, Fun-CosyVoice3-0.5B-2512, Spark-TTS-0.5B, or one made by scripts/make_checkpoint.py",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: %(default)s)")

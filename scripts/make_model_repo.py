@@ -198,7 +198,7 @@ def check_generated(out: Path) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "model_repo", help="folder to write (default build/model_repo)")
-    parser.add_argument("--model-dir", help="a directory of CosyVoice2 or CosyVoice3, or one made by scripts/make_checkpoint.py")
+    parser.add_argument("--model-dir", help="a directory of CosyVoice2, CosyVoice3 or Spark-TTS, or one made by scripts/make_checkpoint.py")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="torch", help="engine of the language model (default torch)")
     parser.add_argument("--models", default="", help="only these, separated by commas (default all)")
     parser.add_argument(

@@ -1,6 +1,6 @@
 """Speak texts offline, in this process and without a server: every utterance as a whole, several at a time.
 
-Examples, all of them with Fun-CosyVoice3-0.5B-2512 as well:
+Examples, all of them with Fun-CosyVoice3-0.5B-2512 as well, and but for the instruction with Spark-TTS-0.5B:
     offline_inference.py --model-dir CosyVoice2-0.5B --text "Hello." --reference-audio voice.wav --reference-text "What is said in it."
     offline_inference.py --model-dir CosyVoice2-0.5B --manifest meta.lst --output-dir out --concurrency 16
     offline_inference.py --model-dir CosyVoice2-0.5B --text "Hello." --reference-audio voice.wav --instruct-text "Speak happily."

@@ -109,7 +109,7 @@ def checked_profile(value: str) -> str:
 
 def check_model_dir(value: str | None) -> None:
     if value is None:
-        raise VariableError(f"{MODEL_DIR} is not set; it is the folder of CosyVoice2-0.5B or Fun-CosyVoice3-0.5B-2512.")
+        raise VariableError(f"{MODEL_DIR} is not set; it is the folder of CosyVoice2-0.5B, Fun-CosyVoice3-0.5B-2512 or Spark-TTS-0.5B.")
     if not Path(value).is_dir():
         raise VariableError(f"{MODEL_DIR} is {value}, where there is no folder; mount the checkpoint there.")
 

@@ -1,6 +1,6 @@
 """Speak texts as they stream, in this process and without a server: text in pieces goes in while audio comes out.
 
-Examples, all of them with Fun-CosyVoice3-0.5B-2512 as well:
+Examples, all of them with Fun-CosyVoice3-0.5B-2512 as well and with Spark-TTS-0.5B:
     streaming_inference.py --model-dir CosyVoice2-0.5B --text "Hello." --reference-audio voice.wav --reference-text "What is said in it."
     streaming_inference.py --model-dir CosyVoice2-0.5B --manifest meta.lst --output-dir out --text-rate 20
     streaming_inference.py --model-dir CosyVoice2-0.5B --dataset yuekai/seed_tts_cosy2 --split wenetspeech4tts --strategy exponential
@@ -132,7 +132,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_options(parser)
     parser.add_argument("--text-rate", type=float, metavar="N", help="feed N words per second (default: as fast as they are consumed)")
     parser.add_argument("--whole-text", action="store_true", help="send the text as one request: the one-shot layout, no bi-streaming")
-    parser.add_argument("--strategy", choices=STRATEGIES, help="stream token2wav alone, in chunks of 25 tokens or of 25, 50, 100, ...")
+    parser.add_argument(
+        "--strategy",
+        choices=STRATEGIES,
+        help="stream token2wav alone, in chunks of a second (25 tokens, of Spark-TTS 50) or of one, two, four, ...",
+    )
     options = parser.parse_args(arguments)
     if options.source_audio is not None and (options.text_rate is not None or options.whole_text or options.strategy is not None):
         parser.error("--source-audio excludes --text-rate, --whole-text and --strategy")

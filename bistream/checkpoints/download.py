@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bistream.checkpoints.listing import DownloadError, checkpoint_files, missing_files
+from bistream.families.registry import FAMILIES
 
 RECORD = "download_manifest.json"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the last one: a limit of the process or of the file system on one file
-HAVE_IT = "set MODEL_DIR to a checkpoint that you have (MODEL_DIR=/path/to/CosyVoice2-0.5B or /path/to/Fun-CosyVoice3-0.5B-2512)"
+_FOLDERS = " or ".join(f"/path/to/{family.repository}" for family in FAMILIES)
+HAVE_IT = f"set MODEL_DIR to a checkpoint that you have (MODEL_DIR={_FOLDERS})"
 Record = dict[str, Any]  # hub, repo_id, revision, commit, files: {name: {size, sha256}}
 
 

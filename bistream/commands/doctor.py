@@ -156,7 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.model_dir is None:
         parser.error(
             "name the model directory: assets/voice, which ships with bistream, or that of a checkpoint; "
-            "`bash run.sh 0 0` downloads CosyVoice2-0.5B, with FAMILY=cosyvoice3 Fun-CosyVoice3-0.5B-2512"
+            "`bash run.sh 0 0` downloads CosyVoice2-0.5B, with FAMILY=cosyvoice3 or spark another"
         )
     try:
         run(options)

@@ -60,7 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
             type=Path,
             required=verb is add,
             metavar="DIR",
-            help="CosyVoice2-0.5B or Fun-CosyVoice3-0.5B-2512, with whose networks it is made",
+            help="CosyVoice2-0.5B, Fun-CosyVoice3-0.5B-2512 or Spark-TTS-0.5B, with whose networks it is made",
         )
     return parser
 

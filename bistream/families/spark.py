@@ -16,7 +16,7 @@ SPARK = Family(
     title="Spark-TTS",
     release=Release(
         "Spark-TTS-0.5B",
-        {"huggingface": "SparkAudio"},
+        {"huggingface": "SparkAudio", "modelscope": "SparkAudio"},
         "main",
         {  # sizes alone are known
             "config.yaml": (169, ""),

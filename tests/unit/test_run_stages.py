@@ -97,6 +97,40 @@ def test_a_wrong_variable_is_one_sentence(variables: dict[str, str], sentence: s
     assert (status, calls) == (1, []) and sentence in error and len(error.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("family", "release", "weights"),
+    [
+        ("cosyvoice2", "CosyVoice2-0.5B", "llm.pt"),
+        ("cosyvoice3", "Fun-CosyVoice3-0.5B-2512", "llm.pt"),
+        ("spark", "Spark-TTS-0.5B", "LLM/model.safetensors"),
+    ],
+)
+def test_the_stages_of_each_family(family: str, release: str, weights: str, stages: Stages) -> None:
+    """In both modes and with both engines."""
+
+    def calls(*words: str, **variables: str) -> list[str]:
+        status, found, error = stages.run(*words, FAMILY=family, **variables)
+        assert status == 0, error
+        return found
+
+    download, converted = stages.build / release, stages.build / f"{family}_llm"
+    assert calls("0", "0")[-1].endswith(f"{download} --hub huggingface --family {family}")
+    (download / weights).parent.mkdir(parents=True)
+    (download / weights).touch()
+    assert calls("0", "0") == [f"scripts/download_checkpoint.py --check {download}"]
+    assert calls("1", "1") == [], "the torch engine loads the directory as it is"
+    convert, compare = calls("1", "1", PROFILE="tensorrt_llm")
+    assert convert == f"scripts/convert_checkpoint.py huggingface --model-dir {download} --out {converted}"
+    assert compare == f"scripts/test_engine.py --model-dir {download} --engine-dir {converted}"
+    (repository,) = calls("2", "2", "offline", PROFILE="tensorrt_llm")
+    assert f"--model-dir {download} " in repository and f"engine_dir={converted}" in repository and "decoupled_mode=False" in repository
+    assert "decoupled_mode" not in calls("2", "2")[0]
+    for mode, client, benchmark in (("streaming", " say ", "streaming_inference.py"), ("offline", " say-http ", "benchmarks/offline.py")):
+        say, load, alone = calls("4", "6", mode, NUM_TASKS="1 2 4")
+        assert client in say and f"--mode {mode} --num-tasks 1 2 4 " in load
+        assert benchmark in alone and f"--model-dir {download} " in alone
+
+
 def test_a_step_that_fails_ends_everything(stages: Stages) -> None:
     for words in (("serve",), ("2", "3")):
         status, calls, _ = stages.run(*words, SETTINGS="fail-here")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from bistream.checkpoints.download import RECORD, check_directory
+from bistream.checkpoints.model_dir import check_model_dir
 from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.families.spark import SPARK
@@ -75,11 +76,7 @@ def test_the_names_of_the_released_checkpoints() -> None:
     assert COSYVOICE2.release.repo_id("huggingface") == "FunAudioLLM/CosyVoice2-0.5B"
     assert COSYVOICE2.release.repo_id("modelscope") == "iic/CosyVoice2-0.5B"
     assert {COSYVOICE3.release.repo_id(hub) for hub in ("huggingface", "modelscope")} == {"FunAudioLLM/Fun-CosyVoice3-0.5B-2512"}
-
-
-def test_a_hub_that_has_no_release(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path / "model"), "--hub", "modelscope", "--family", SPARK.name]) == 1
-    assert "Spark-TTS-0.5B is not known at modelscope" in capsys.readouterr().err
+    assert {SPARK.release.repo_id(hub) for hub in ("huggingface", "modelscope")} == {"SparkAudio/Spark-TTS-0.5B"}
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -105,6 +102,24 @@ def test_what_the_server_reads_arrives_with_its_record(hub: str, repository: Rep
     assert record["repo_id"] == REPO and record["commit"] == (repository.commit if hub == "huggingface" else "master")
     assert [path.name for path in directory.parent.iterdir()] == ["CosyVoice2-0.5B"]
     assert main(["--check", str(directory)]) == 0
+
+
+def test_a_licence_is_told_before_the_download(
+    hub: str, tiny_spark_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a family whose files lie in folders, and all that it needs arrives."""
+    content = {path.relative_to(tiny_spark_dir).as_posix(): path.read_bytes() for path in tiny_spark_dir.rglob("*") if path.is_file()}
+    repository = Repository(content, status={"config.yaml": 503})
+    with serving(repository) as address:
+        use(address, monkeypatch)
+        repository.cut_after["config.yaml"] = 1
+        assert run(hub, tmp_path / "model", "--family", SPARK.name) == 1
+        assert "CC BY-NC-SA 4.0 (no commercial use)" in capsys.readouterr().out
+        repository.status.clear()
+        repository.cut_after.clear()
+        assert run(hub, tmp_path / "model", "--family", SPARK.name) == 0
+    assert files(tmp_path / "model").keys() - {RECORD} == {names[0] for names in SPARK.required_files}
+    assert check_model_dir(tmp_path / "model").family is SPARK
 
 
 @pytest.mark.usefixtures("endpoint")
