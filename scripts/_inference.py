@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from bistream.checkpoints.files import family_of
 from bistream.client.audio import read_reference
 from bistream.client.voice_options import GENERATION_OPTIONS, add_cross_lingual
 from bistream.client.voice_options import add_options as add_fields
@@ -108,9 +109,9 @@ def utterances(options: argparse.Namespace) -> list[Utterance]:
 
 
 def _utterance(row: Row, options: argparse.Namespace) -> Utterance:
-    """With its recording, which is read here."""
+    """With its recording, which is read here. The tokens of data sets are those of flows, which mean nothing to a codec."""
     voice = _in_manner(recording(row.prompt_audio, row.prompt_text), options)
-    return Utterance(row.id, row.target_text, voice, row.target_tokens)
+    return Utterance(row.id, row.target_text, voice, () if family_of(options.model_dir).has_codec else row.target_tokens)
 
 
 def _voice(options: argparse.Namespace) -> VoiceChoice:

@@ -36,7 +36,7 @@ TEXT_EMBEDDING, TEXT_HEAD = f"{BODY}.embed_tokens.weight", "llm.model.lm_head.we
 
 def architecture_of(family: Family) -> str:
     """``architectures`` in ``config.json``, and the name of the class in ``modeling_file``."""
-    return f"{family.title}ForCausalLM"
+    return f"{family.title.replace('-', '')}ForCausalLM"
 
 
 def modeling_file(family: Family) -> Path:

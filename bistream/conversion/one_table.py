@@ -16,12 +16,10 @@ from torch import Tensor
 from bistream.checkpoints.config import CheckpointConfig
 from bistream.checkpoints.one_table import OneTableConfig, check_dtype
 from bistream.checkpoints.reader import check_state_dict
-from bistream.conversion.merged import EMBEDDING, HEAD, merged_config, save_tensors, write_json
+from bistream.conversion.merged import EMBEDDING, HEAD, architecture_of, merged_config, save_tensors, write_json
 from bistream.conversion.vocabulary import MergedVocabulary
 from bistream.text2token.one_table.weights import FILE_NAME, TABLE, expected_shapes, load_state, speech_rows
 from bistream.text2token.tensorrt_llm.merged_ids import HEAD_BIAS, WEIGHTS
-
-ARCHITECTURE = "Qwen2ForCausalLM"
 
 
 def merged_table(
@@ -50,5 +48,5 @@ def write_merged_table(model_dir: Path, checkpoint: CheckpointConfig, out: Path,
     check_state_dict(FILE_NAME, state, expected_shapes(config))
     vocabulary = MergedVocabulary(config.table_size, config.speech_token_size, config.rows)
     save_tensors(merged_table(state, config, vocabulary, dtype), out / WEIGHTS)
-    write_json(out / "config.json", {"architectures": [ARCHITECTURE], **merged_config(config, vocabulary, dtype)})
+    write_json(out / "config.json", {"architectures": [architecture_of(checkpoint.family)], **merged_config(config, vocabulary, dtype)})
     return vocabulary

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bistream.text2token.tensorrt_llm.merged_ids import padded_scores
 
 # The architecture names that config.json of a merged checkpoint may have; the process serves this model alone.
-ARCHITECTURES = ("Qwen2ForCausalLM", "CosyVoice2ForCausalLM", "CosyVoice3ForCausalLM")
+ARCHITECTURES = ("Qwen2ForCausalLM", "CosyVoice2ForCausalLM", "CosyVoice3ForCausalLM", "SparkTTSForCausalLM")
 
 
 class SpeechHead(LMHead):  # type: ignore[misc]  # has no types

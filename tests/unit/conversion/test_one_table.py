@@ -10,12 +10,14 @@ import torch
 
 from bistream.checkpoints.one_table import RELEASED, OneTableConfig
 from bistream.checkpoints.reader import read_config
-from bistream.conversion.merged import EMBEDDING, HEAD, load_tensors
+from bistream.conversion.merged import EMBEDDING, HEAD, architecture_of, load_tensors
 from bistream.conversion.vocabulary import MergedVocabulary
 from bistream.errors import CheckpointError
+from bistream.families.registry import FAMILIES
 from bistream.families.spark import SPARK
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.one_table.weights import build_weights, load_state
+from bistream.text2token.tensorrt_llm import merged_ids
 from bistream.text2token.tensorrt_llm.merged_ids import HEAD_BIAS, read_merged_ids
 from scripts.convert_checkpoint import main
 
@@ -42,8 +44,14 @@ def test_every_id_has_the_rows_of_the_torch_engine(merged_dir: Path, tiny_spark_
     assert merged[HEAD_BIAS].isfinite().nonzero().flatten().tolist() == sampled and not merged[HEAD_BIAS][sampled].any()
     assert torch.equal(merged["model.norm.weight"], ours.final_norm)
     config = json.loads((merged_dir / "config.json").read_text())
-    assert (config["architectures"], config["tie_word_embeddings"]) == (["Qwen2ForCausalLM"], False)
+    assert (config["architectures"], config["tie_word_embeddings"]) == (["SparkTTSForCausalLM"], False)
     assert ids.from_merged(config["eos_token_id"]) == space.eos
+
+
+def test_tensorrt_llm_is_told_the_class_of_every_family() -> None:
+    """By the names that ``config.json`` has; the module itself needs TensorRT-LLM."""
+    source = (Path(merged_ids.__file__).parent / "speech_head.py").read_text(encoding="utf-8")
+    assert all(f'"{architecture_of(family)}"' in source for family in FAMILIES)
 
 
 def test_the_sizes_of_the_released_model() -> None:
