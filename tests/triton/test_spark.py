@@ -3,19 +3,23 @@ the golden utterance before all."""
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 
+from benchmarks import dataset
 from bistream.commands.main import main
 from bistream.errors import CancelledError, InvalidInputError
 from tests.triton.conftest import make_repository
 from tests.triton.keeper import Keeper
 from tests.triton.requests import Stream, ask
 from tests.triton.test_sessions import MODEL, Voice
+from tests.unit.benchmarks.sets import write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = "Hello there. How are you?"
@@ -50,6 +54,18 @@ def test_a_text_is_the_same_speech_however_it_comes(keeper: Keeper, voice: Voice
 def test_a_registered_voice_and_upstreams_contract(keeper: Keeper) -> None:
     assert ask(keeper.grpc_url, MODEL, target_text=TEXT, speaker_id="anna").waveform.size > 0
     assert ask(keeper.grpc_url, "cosyvoice2", target_text=TEXT, speaker_id="anna").waveform.size > 0
+
+
+def test_a_data_set_is_spoken_and_counted_at_its_rate(keeper: Keeper, tmp_path: Path) -> None:
+    """Stage 5 of run.sh, in two of its modes."""
+    source = write_jsonl(tmp_path, ["Hi.", "You."])
+    given = ["--server", keeper.grpc_url, "--dataset", str(source), "--warm-up", "0", "--processes", "1", "--wavs"]
+    for mode in ("streaming", "bistream"):
+        assert dataset.main([*given, "--mode", mode, "--num-tasks", "1", "2", "--out", str(tmp_path / mode)]) == 0
+        for run in json.loads((tmp_path / mode / "result.json").read_text())["metrics"]["runs"]:
+            infos = [soundfile.info(tmp_path / mode / f"tasks-{run['num_tasks']}" / f"{name}.wav") for name in "ab"]
+            assert {info.samplerate for info in infos} == {16_000}
+            assert run["audio_s"] == pytest.approx(sum(info.duration for info in infos), abs=2e-3)
 
 
 def test_a_recording_is_converted(keeper: Keeper, voice: Voice) -> None:
