@@ -23,7 +23,10 @@ boundary is a number of spoken tokens; a hop up to it takes the flow's 3 lookahe
 5. Where the language model rests and the listener's audio runs out, the tokens that are there go out: a pause of the text must not
    hold back what was said before it. That is always the end of a block. It is the only boundary that time decides, and the hop after it
    is back at those of rule 3.
-6. Where chunks join (``chunks_join``: samples do not depend on how many complete chunks a hop has), hops of a text in pieces grow like
+6. Where all text of a sentence stands before its speech (``BlockLayout.interleaved`` is False) and the language model rests, the sentence
+   is over: what is left of it goes at once, as a *flush*, because what comes next has its own beginning. All counts then begin anew. Nor
+   does the first hop wait for all of the lookahead there, but for ``first_lookahead_tokens``: its audio is then an approximation.
+7. Where chunks join (``chunks_join``: samples do not depend on how many complete chunks a hop has), hops of a text in pieces grow like
    those of a whole text, and time decides how many chunks they have: a hop waits for the tokens of all of them only while the listener
    has a second of audio for each that is there.
 """
@@ -34,7 +37,7 @@ from dataclasses import dataclass
 
 from bistream.config import RuntimeConfig
 from bistream.families.audio_format import AudioFormat
-from bistream.families.family import BlockLayout
+from bistream.families.family import BlockLayout, Family
 
 _INSTANT_S = 1e-6  # step just past a threshold
 _TOKENS_PER_CHUNK = 50
@@ -43,7 +46,7 @@ _AUDIO_PER_CHUNK_S = 1.0  # of a listener, for each chunk that could go out, bef
 
 @dataclass(frozen=True)
 class HopProgress:
-    """Progress of one session between two hops (``next_hop`` is not called while a hop is being computed).
+    """Progress of one session between two hops (``next_hop`` is not called while a hop is being computed), since its last flush.
 
     prompt_tokens: speech tokens of its voice prompt. received_tokens: speech tokens the language model has produced.
     sent_tokens: those already in hops, lookahead included. has_ended: the language model has ended.
@@ -53,7 +56,7 @@ class HopProgress:
     next_block_s: until the text of the next block is expected; 0.0: it is there; None: nobody knows. block_every_s: how often the text of
     a block comes; None: nobody knows.
     waited_s: since the tokens of the first hop were there.
-    chunks_join: rule 6 applies.
+    chunks_join: rule 7 applies.
     """
 
     prompt_tokens: int
@@ -78,7 +81,8 @@ class HopProgress:
 class HopPolicy:
     """Settings of the rules above, and the family's numbers in them. Token counts exclude the lookahead.
 
-    first_latency_s: assumed for the first hop, which the session has not measured yet.
+    first_lookahead_tokens: of the first hop; None: as later. first_latency_s: assumed for the first hop, which the session has not
+    measured yet.
     """
 
     audio_format: AudioFormat
@@ -90,16 +94,25 @@ class HopPolicy:
     first_hop_patience_s: float = 0.5
     first_latency_s: float = 0.06
     max_chunks: int = RuntimeConfig.max_hop_chunks
+    first_lookahead_tokens: int | None = None
+
+    @classmethod
+    def of(cls, family: Family, config: RuntimeConfig) -> HopPolicy:
+        lookahead = None if family.blocks.interleaved else min(config.first_lookahead_tokens, family.audio_format.lookahead_tokens)
+        return cls(
+            family.audio_format,
+            family.blocks,
+            config.first_hop_tokens,
+            max_chunks=config.max_hop_chunks,
+            first_lookahead_tokens=lookahead,
+        )
 
     def next_hop(self, progress: HopProgress) -> int | None:
-        """Tokens to send now, the lookahead included; None: wait.
-
-        The hop is the session's final one when the language model has ended and no tokens remain after it; it may then be 0.
-        """
+        """Tokens to send now, the lookahead included; None: wait. 0 only where ``is_final`` or ``is_flush``."""
         target, pending = self._target(progress), progress.pending_tokens
         if pending >= target:
             return target if progress.sent_tokens or self._may_begin(progress) else None
-        if progress.has_ended:
+        if progress.has_ended or self._is_over(progress):
             return pending
         if (chunks := self._ready_chunks(progress)) and self._waits_s(progress, chunks) <= 0.0:
             return self._tokens_of(progress, chunks)
@@ -109,12 +122,16 @@ class HopPolicy:
 
     def has_first_tokens(self, progress: HopProgress) -> bool:
         """Whether the tokens of the first hop are there."""
-        return progress.received_tokens >= self._first_boundary(progress) + self.audio_format.lookahead_tokens
+        return progress.received_tokens >= self._first_boundary(progress) + self._first_lookahead
 
     def is_final(self, progress: HopProgress, count: int) -> bool:
         """Whether a hop of ``count`` tokens is the last one. Not on a boundary, even where no token is left: whether the end is known
         by then is a matter of time."""
         return progress.has_ended and count == progress.pending_tokens and count < self._target(progress)
+
+    def is_flush(self, progress: HopProgress, count: int) -> bool:
+        """Whether a hop of ``count`` tokens is the last one of a sentence, though not of the session (rule 6)."""
+        return self._is_over(progress) and count == progress.pending_tokens and count < self._target(progress)
 
     def recheck_after_s(self, progress: HopProgress) -> float | None:
         """Seconds until the answer changes from None to a hop without further tokens; None: never."""
@@ -138,13 +155,24 @@ class HopPolicy:
         """Of a hop, heard with the next one."""
         return self.audio_format.vocoder_overlap_frames // self.audio_format.mel_frames_per_token
 
+    @property
+    def _first_lookahead(self) -> int:
+        return self.audio_format.lookahead_tokens if self.first_lookahead_tokens is None else self.first_lookahead_tokens
+
     def _spoken_tokens(self, progress: HopProgress) -> int:
         """Tokens in hops, without the lookahead: the last boundary."""
-        return max(0, progress.sent_tokens - self.audio_format.lookahead_tokens)
+        of_first = min(progress.sent_tokens - self._first_lookahead, self._first_boundary(progress))
+        return max(0, of_first, progress.sent_tokens - self.audio_format.lookahead_tokens)
 
     def _target(self, progress: HopProgress) -> int:
         """Tokens of the hop to the next boundary."""
-        return self._boundary(progress) + self.audio_format.lookahead_tokens - progress.sent_tokens
+        lookahead = self.audio_format.lookahead_tokens if progress.sent_tokens else self._first_lookahead
+        return self._boundary(progress) + lookahead - progress.sent_tokens
+
+    def _is_over(self, progress: HopProgress) -> bool:
+        """The sentence."""
+        rests = progress.is_resting and not self.blocks.interleaved and not progress.has_ended
+        return rests and progress.received_tokens > 0
 
     def _boundary(self, progress: HopProgress) -> int:
         """The next one, in spoken tokens."""
@@ -164,7 +192,7 @@ class HopPolicy:
         return min(self.max_chunks, max(1, self._spoken_tokens(progress) // _TOKENS_PER_CHUNK)) - 1 if grows else 0
 
     def _ready_chunks(self, progress: HopProgress) -> int:
-        """Of a hop that lacks tokens: chunks that may go out without the others (rule 6)."""
+        """Of a hop that lacks tokens: chunks that may go out without the others (rule 7)."""
         lacking = -(-(self._target(progress) - progress.pending_tokens) // self.audio_format.chunk_tokens)
         return max(0, 1 + self._more_chunks(progress) - lacking) if progress.chunks_join else 0
 

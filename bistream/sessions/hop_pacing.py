@@ -40,13 +40,14 @@ class HopPacing:
         self._report = report
         self._voice_tokens: int | None = None
         self._tokens_sent = 0
+        self._tokens_flushed = 0  # of them
         self._hop_latency_s = 0.0
         self._last_hop_at = 0.0
         self._first_tokens_at: float | None = None  # when those of the first hop were there
         self._format = policy.audio_format
         self.text = TextPace(policy.blocks.text_tokens)
         self.playback = Playback(self._format.sample_rate)
-        self._is_final = False  # the hop that is due
+        self._is_final = self._is_flush = False  # the hop that is due
         self.wake_at: float | None = None
         self.hop_began_at: float | None = None
 
@@ -118,6 +119,7 @@ class HopPacing:
         progress = self._progress(now, buffer_s)
         count = self._policy.next_hop(progress)
         self._is_final = count is not None and self._policy.is_final(progress, count)
+        self._is_flush = count is not None and self._policy.is_flush(progress, count)
         recheck_s = self._policy.recheck_after_s(progress) if count is None else None
         self.wake_at = None if recheck_s is None else now + recheck_s
         return count
@@ -127,8 +129,8 @@ class HopPacing:
         session, heard = self._session, self._session.last_message
         progress = HopProgress(
             prompt_tokens=self._voice_tokens,
-            received_tokens=self._tokens_sent + len(session.tokens),
-            sent_tokens=self._tokens_sent,
+            received_tokens=self._tokens_sent + len(session.tokens) - self._tokens_flushed,
+            sent_tokens=self._tokens_sent - self._tokens_flushed,
             has_ended=session.finish_reason is not None,
             playback_buffer_s=buffer_s,
             hop_latency_s=self._hop_latency_s,
@@ -155,6 +157,8 @@ class HopPacing:
             session.own(TOKEN2WAV, self._cancel)
         session.speaking(True)
         self._tokens_sent += count
+        if self._is_flush:
+            self._tokens_flushed = self._tokens_sent
         return Token2WavHop(
             session_id=session.port_id,
             token_ids=session.take_tokens(count),
@@ -163,4 +167,5 @@ class HopPacing:
             seed=session.start.options.seed,
             playback_buffer_s=self.playback.buffer_s(now),
             expected_speech_s=session.reserved_s if is_first else None,
+            flush=self._is_flush,
         )

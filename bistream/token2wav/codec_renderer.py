@@ -1,7 +1,7 @@
 """The renderer of a family whose codec makes audio of speech tokens in one pass (``token2wav.renderer``'s contract).
 
 A hop is a push of tokens to the incremental decoder, in float32; whole utterances are pushed in pieces, so that hops run between them.
-Nothing is random, and a session keeps one vector of fixed size, so there are no pools.
+Nothing is random, and what a session keeps has a fixed size, so there are no pools.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from bistream.bicodec.decoding import check_semantic
 from bistream.bicodec.network import BiCodec
-from bistream.bicodec.stream import SpeechDecoder, SpeechState, TokenPush, make_decoder
+from bistream.bicodec.stream import SpeechDecoder, SpeechState, TokenPush
 from bistream.bicodec.weights import load_codec
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, EngineError, InvalidInputError
@@ -82,6 +82,7 @@ class CodecRenderer:
         self.pools: dict[str, PoolUse] = {}
         self._network = network
         self._decoder = decoder
+        self._exact_decoder = SpeechDecoder(network)  # for whole utterances
         self._failures_in_a_row = 0
 
     @classmethod
@@ -98,10 +99,11 @@ class CodecRenderer:
             frames_per_token=1,
             mel_bins=0,
             speaker_embedding_size=codec.speaker.tokens,
+            flushes=True,
             shares_batches=device.type != "cpu",  # matrix libraries of CPUs sum by the shape of a product
         )
         tier = TierChoice("codec", Tier.PLAIN, device_name(device), ())
-        return cls(network, make_decoder(network), sizes, tier)
+        return cls(network, SpeechDecoder(network, config.first_lookahead_tokens), sizes, tier)
 
     @property
     def healthy(self) -> bool:
@@ -124,16 +126,19 @@ class CodecRenderer:
             raise InvalidInputError(f"The numbers of a voice must be 0 to {self._network.config.speaker.codes - 1}.")
 
     def open(self, prompt: VoicePrompt, seed: int, expected_speech_s: float | None = None) -> CodecRendering:
+        return self._open(self._decoder, prompt)
+
+    def _open(self, decoder: SpeechDecoder, prompt: VoicePrompt) -> CodecRendering:
         try:
-            return CodecRendering(self._decoder.open(prompt.speaker_embedding.astype(np.int32)))
+            return CodecRendering(decoder.open(prompt.speaker_embedding.astype(np.int32)))
         except BistreamError:
             raise
         except Exception:
             raise self._failed() from None
 
     def begin(self, hops: Sequence[RendererHop]) -> HopsInProgress:
-        pushes = [TokenPush(_own(hop.rendering).state, np.array(hop.token_ids, np.int32), hop.finalize) for hop in hops]
-        return CodecHops(lambda: self._push(pushes))
+        pushes = [TokenPush(_own(hop.rendering).state, np.array(hop.token_ids, np.int32), hop.finalize, hop.flush) for hop in hops]
+        return CodecHops(lambda: self._push(self._decoder, pushes))
 
     def prepare(self, rendering: Rendering) -> None:
         raise AssertionError("no voice needs it")
@@ -146,14 +151,14 @@ class CodecRenderer:
             yield InvalidInputError("This model has no speed; leave it out, or set it to 1.")
             return
         try:
-            state = self.open(prompt, 0).state
+            state = self._open(self._exact_decoder, prompt).state
         except BistreamError as error:
             yield error
             return
         waveforms = []
         for start in range(0, len(tokens), PIECE_TOKENS):
             piece = tokens[start : start + PIECE_TOKENS]
-            (outcome,) = self._push([TokenPush(state, piece, start + PIECE_TOKENS >= len(tokens))])
+            (outcome,) = self._push(self._exact_decoder, [TokenPush(state, piece, start + PIECE_TOKENS >= len(tokens))])
             if isinstance(outcome, BistreamError):
                 yield outcome
                 return
@@ -162,9 +167,9 @@ class CodecRenderer:
         yield np.concatenate(waveforms)
 
     @torch.inference_mode()
-    def _push(self, pushes: Sequence[TokenPush]) -> list[Outcome]:
+    def _push(self, decoder: SpeechDecoder, pushes: Sequence[TokenPush]) -> list[Outcome]:
         try:
-            waveforms = self._decoder.push(pushes)
+            waveforms = decoder.push(pushes)
         except Exception:
             error = self._failed()
             return [error for _ in pushes]
