@@ -1,6 +1,6 @@
 """The renderer of a family whose codec makes audio of speech tokens in one pass (``token2wav.renderer``'s contract).
 
-A hop is a push of tokens to the incremental decoder, in float32; whole utterances are pushed in pieces, so that hops run between them.
+A hop is a push of tokens to the incremental decoder, in float32 or TF32; whole utterances are pushed in pieces, so that hops run between them.
 Nothing is random, and what a session keeps has a fixed size, so there are no pools.
 """
 
@@ -92,6 +92,7 @@ class CodecRenderer:
         open_device(device)
         with phase("codec: weights read"):
             network = load_codec(config.model_dir, device)
+        network.tf32 = config.dtype != "float32"  # the rest of float32 stays: 16 bit is no faster here and is 10 dB worse
         codec = network.config
         sizes = RendererSizes(
             codec.recording.sample_rate,
