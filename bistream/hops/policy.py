@@ -151,6 +151,11 @@ class HopPolicy:
         return missing if missing > 0 else self.audio_format.chunk_tokens
 
     @property
+    def withheld_s(self) -> float:
+        """Speech that the language model is always ahead, by the lookahead of later hops over that of the first, and nobody hears yet."""
+        return (self.audio_format.lookahead_tokens - self._first_lookahead) / self.audio_format.tokens_per_second
+
+    @property
     def _withheld_tokens(self) -> int:
         """Of a hop, heard with the next one."""
         return self.audio_format.vocoder_overlap_frames // self.audio_format.mel_frames_per_token

@@ -82,7 +82,8 @@ class HopPacing:
     def wanted_tokens(self, now: float) -> TokenDemand:
         """How many more tokens the next hop needs, and the audio that the listener has until then."""
         received_s = (self._tokens_sent + len(self._session.tokens)) / self._format.tokens_per_second
-        unspoken_s = max(0.0, received_s - self.playback.samples_sent / self._format.sample_rate)
+        spoken_s = self.playback.samples_sent / self._format.sample_rate
+        unspoken_s = max(0.0, received_s - self._policy.withheld_s - spoken_s)
         slack_s = None if self._session.start.offline else self.playback.buffer_s(now) + unspoken_s
         return TokenDemand(self._policy.wanted_tokens(self._progress(now, 0.0)), slack_s)
 

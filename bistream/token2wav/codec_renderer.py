@@ -1,7 +1,7 @@
 """The renderer of a family whose codec makes audio of speech tokens in one pass (``token2wav.renderer``'s contract).
 
-A hop is a push of tokens to the incremental decoder, in float32 or TF32; whole utterances are pushed in pieces, so that hops run between them.
-Nothing is random, and what a session keeps has a fixed size, so there are no pools.
+A hop is a push of tokens to the incremental decoder, in float32 or TF32; whole utterances are pushed in pieces, so that hops run between
+them. Nothing is random, and what a session keeps has a fixed size, so there are no pools.
 """
 
 from __future__ import annotations
