@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bistream.bicodec.decoding import MAX_BATCH_TOKENS, check_semantic, decode_windows, padded_tokens, voice_of
 from bistream.bicodec.network import BiCodec
+from bistream.bicodec.recorded import RecordedWindows
 from bistream.bicodec.signal import Part, SignalParts
 from bistream.errors import InvalidInputError
 from bistream.mel2wav.grouping import group_similar
@@ -87,11 +88,11 @@ def reach_samples(network: BiCodec) -> tuple[int, int]:
 class SpeechDecoder:
     """reach: tokens to each side that matter. lookahead_tokens: behind a token before it may be heard, at most ``reach``."""
 
-    def __init__(self, network: BiCodec, lookahead_tokens: int | None = None) -> None:
-        """lookahead_tokens: None: the reach. Raises ``ValueError`` below 0."""
+    def __init__(self, network: BiCodec, lookahead_tokens: int | None = None, recorded: RecordedWindows | None = None) -> None:
+        """lookahead_tokens: None: the reach. recorded: of the network. Raises ``ValueError`` below 0."""
         if lookahead_tokens is not None and lookahead_tokens < 0:
             raise ValueError(f"lookahead_tokens is {lookahead_tokens}, and must not be negative")
-        self._network = network
+        self._network, self._recorded = network, recorded
         self._token_samples = network.config.samples_per_token
         self._delay, self._state_size = reach_samples(network)
         self.reach = -(-self._delay // self._token_samples)
@@ -167,10 +168,9 @@ class SpeechDecoder:
     def _early(self, pushes: Sequence[TokenPush]) -> list[FloatArray]:
         firsts = [self._first_within_reach(push.state) for push in pushes]
         windows = [push.state.tokens_from(first) for push, first in zip(pushes, firsts, strict=True)]
+        voices = [push.state.voice for push in pushes]
         audio = []
-        for push, first, samples in zip(
-            pushes, firsts, decode_windows(self._network, windows, [push.state.voice for push in pushes]), strict=True
-        ):
+        for push, first, samples in zip(pushes, firsts, decode_windows(self._network, windows, voices, self._recorded), strict=True):
             begin = push.state.emitted_samples - first * self._token_samples
             audio.append(samples[begin : begin + self._early_samples(push)].copy())
         return audio
