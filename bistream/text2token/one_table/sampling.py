@@ -62,11 +62,10 @@ class TopKTopPSampler:
     usual: the temperature that the model's release speaks with; a request's counts in it, so 1 is the usual one in every family.
     """
 
-    history_size = HISTORY
+    history_size, compiles = HISTORY, False  # PyTorch 2.11's compiler fails on two prefix sums in one function
 
     def __init__(self, usual: float, exact: bool) -> None:
         self._usual, self._exact = usual, exact
-        self.compiles = not exact  # PyTorch 2.11's compiler fails on the two sorts
 
     def choose(self, log_probs: Tensor, state: SamplerState, slots: Tensor) -> Tensor:
         greedy = state.temperature[slots] < SMALLEST_TEMPERATURE
@@ -80,11 +79,11 @@ class TopKTopPSampler:
 class PhasedSampler:
     """Rows of the head by the number of ids that a sequence has decided: id i is one of ``phases[min(i, last)]``."""
 
-    history_size = HISTORY
+    history_size, compiles = HISTORY, False  # as above
 
     def __init__(self, phases: Sequence[range], inner: TopKTopPSampler, device: torch.device) -> None:
         self._bounds = torch.tensor([(phase.start, phase.stop) for phase in phases], device=device)
-        self._inner, self.compiles = inner, inner.compiles
+        self._inner = inner
 
     def choose(self, log_probs: Tensor, state: SamplerState, slots: Tensor) -> Tensor:
         bounds = self._bounds[state.num_decided[slots].clamp(max=len(self._bounds) - 1)]
