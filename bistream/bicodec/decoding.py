@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bistream.bicodec.network import BiCodec
-from bistream.bicodec.recorded import RecordedWindows
+from bistream.bicodec.recorded import RecordedCalls
 from bistream.bicodec.signal import WholeSignals
 from bistream.errors import InvalidInputError
 from bistream.mel2wav.grouping import group_similar
@@ -30,7 +30,7 @@ def decode(network: BiCodec, semantic: Sequence[IntArray], global_tokens: Sequen
 
 
 def decode_windows(
-    network: BiCodec, semantic: Sequence[IntArray], voices: Sequence[Tensor], recorded: RecordedWindows | None = None
+    network: BiCodec, semantic: Sequence[IntArray], voices: Sequence[Tensor], recorded: RecordedCalls | None = None
 ) -> list[FloatArray]:
     """The same of tokens that are checked and voices as of ``voice_of``. recorded: used where the windows fit."""
     lengths = [len(tokens) for tokens in semantic]
@@ -42,7 +42,7 @@ def decode_windows(
         sizes = [lengths[row] for row in group]
         padded = padded_tokens([semantic[row] for row in group], max(sizes)).to(device)
         of_rows = torch.stack([voices[row] for row in group])
-        samples = None if recorded is None else recorded.decode(padded, sizes, of_rows)
+        samples = None if recorded is None else recorded.window(padded, sizes, of_rows)
         if samples is None:
             signal = WholeSignals(None if min(sizes) == max(sizes) else torch.tensor(sizes, device=device))
             samples = network.audio(padded, of_rows, signal)

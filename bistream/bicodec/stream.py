@@ -5,9 +5,9 @@ released depths). A sample is due in one of two ways:
 
 - exactly, once all tokens within reach are there: those of one call over the whole speech, however the tokens are cut. Every layer goes on
   where it stopped and answers when it can, so nothing is computed twice, and what a session keeps is a vector of fixed size (0.9 MB);
-- early: a window of the tokens within reach is decoded as if the speech ended behind them. So come the last samples, and those before a
-  flush, where the speech pauses; and the first ones, of a speech and after a flush, ``lookahead_tokens`` behind them, as approximations if
-  that is less than the reach.
+- early, where a push says with how many tokens behind them: a window of the tokens within reach is decoded as if the speech ended there.
+  That is exact for the last samples, and for those before a pause without any; elsewhere they are approximations, the better the more
+  tokens are behind them, and those that follow don't repeat them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bistream.bicodec.decoding import MAX_BATCH_TOKENS, check_semantic, decode_windows, padded_tokens, voice_of
 from bistream.bicodec.network import BiCodec
-from bistream.bicodec.recorded import RecordedWindows
+from bistream.bicodec.recorded import RecordedCalls
 from bistream.bicodec.signal import Part, SignalParts
 from bistream.errors import InvalidInputError
 from bistream.mel2wav.grouping import group_similar
@@ -30,8 +30,7 @@ from bistream.types import FloatArray, IntArray
 
 @dataclass(eq=False)
 class SpeechState:
-    """One speech. voice: [C]. recent: its last tokens, from ``reach`` before the first one that is not heard. is_beginning: nothing is
-    heard since the last flush.
+    """One speech. voice: [C]. recent: its last tokens, from ``reach`` before the first one that is not heard.
 
     layers: what they remember, [numbers]; None: they begin anew, ``reach`` before the next sample. They began at token ``layers_began``
     and have read those before ``layers_read``.
@@ -41,7 +40,6 @@ class SpeechState:
     layers: Tensor | None = None
     layers_began: int = 0
     layers_read: int = 0
-    is_beginning: bool = True
     recent: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
     received_tokens: int = 0
     emitted_samples: int = 0
@@ -64,12 +62,13 @@ class SpeechState:
 
 @dataclass(frozen=True)
 class TokenPush:
-    """New semantic tokens int [n] of a speech, n possibly 0. flush: it pauses here, and all of them are due; final: it ends here."""
+    """New semantic tokens int [n] of a speech, n possibly 0. final: it ends here. lookahead: tokens behind the last that is due; None: all
+    within reach."""
 
     state: SpeechState
     tokens: IntArray
     final: bool = False
-    flush: bool = False
+    lookahead: int | None = None
 
 
 def reach_samples(network: BiCodec) -> tuple[int, int]:
@@ -78,7 +77,7 @@ def reach_samples(network: BiCodec) -> tuple[int, int]:
     Measured by sending one token through the layers.
     """
     device = network.prenet.linear.weight.device
-    signal = SignalParts(None, [Part(0, 1)], device)
+    signal = SignalParts.of(None, [Part(0, 1)], device)
     network.audio(
         torch.zeros(1, 1, dtype=torch.int64, device=device), torch.zeros(1, network.config.speaker.output_size, device=device), signal
     )
@@ -86,24 +85,22 @@ def reach_samples(network: BiCodec) -> tuple[int, int]:
 
 
 class SpeechDecoder:
-    """reach: tokens to each side that matter. lookahead_tokens: behind a token before it may be heard, at most ``reach``."""
+    """reach: tokens to each side that matter."""
 
-    def __init__(self, network: BiCodec, lookahead_tokens: int | None = None, recorded: RecordedWindows | None = None) -> None:
-        """lookahead_tokens: None: the reach. recorded: of the network. Raises ``ValueError`` below 0."""
-        if lookahead_tokens is not None and lookahead_tokens < 0:
-            raise ValueError(f"lookahead_tokens is {lookahead_tokens}, and must not be negative")
-        self._network, self._recorded = network, recorded
+    def __init__(self, network: BiCodec, records: bool = False) -> None:
+        """records: calls in graphs, on a GPU."""
+        self._network = network
         self._token_samples = network.config.samples_per_token
         self._delay, self._state_size = reach_samples(network)
+        self._recorded = RecordedCalls(network, self._state_size) if records else None
         self.reach = -(-self._delay // self._token_samples)
-        self.lookahead_tokens = self.reach if lookahead_tokens is None else min(lookahead_tokens, self.reach)
 
     def open(self, global_tokens: IntArray) -> SpeechState:
         """A speech of no tokens yet, in the voice of these, int [32]. Raises ``InvalidInputError``."""
         return SpeechState(voice_of(self._network, global_tokens))
 
     def push(self, pushes: Sequence[TokenPush]) -> list[FloatArray]:
-        """The samples that are due, float32 [N] for each push; after a flush or the final one ``samples_per_token`` per token in all.
+        """The samples that are due, float32 [N] for each push: up to ``lookahead`` tokens before the last; with the final push all are.
 
         Every state at most once. Raises ``InvalidInputError`` before anything is computed or changed.
         """
@@ -126,7 +123,7 @@ class SpeechDecoder:
 
     def _makes_exact_samples(self, push: TokenPush) -> bool:
         state = push.state
-        if push.final or push.flush or (state.is_beginning and self.lookahead_tokens < self.reach):
+        if self._lookahead(push) < self.reach:
             return False
         return state.received_tokens * self._token_samples - self._delay > state.emitted_samples
 
@@ -146,10 +143,15 @@ class SpeechDecoder:
         device = states[0].voice.device
         new = [state.tokens_from(state.layers_read) for state in states]
         parts = [Part(state.layers_read - state.layers_began, len(tokens)) for state, tokens in zip(states, new, strict=True)]
-        signal = SignalParts(torch.stack([state.layers for state in states if state.layers is not None]), parts, device)
-        tokens = padded_tokens(new, max(map(len, new))).to(device)
-        made = self._network.audio(tokens, torch.stack([state.voice for state in states]), signal)
-        samples, kept = made.cpu().numpy(), signal.kept()
+        stored = torch.stack([state.layers for state in states if state.layers is not None])
+        tokens, voices = padded_tokens(new, max(map(len, new))).to(device), torch.stack([state.voice for state in states])
+        recorded = None if self._recorded is None else self._recorded.push(tokens, parts, voices, stored)
+        if recorded is None:
+            signal = SignalParts.of(stored, parts, device)
+            recorded = self._network.audio(tokens, voices, signal), signal.kept()
+        made, kept = recorded
+        assert kept is not None
+        samples = made.cpu().numpy()
         audio = []
         for row, state in enumerate(states):
             first = state.layers_read * self._token_samples - self._delay
@@ -161,9 +163,10 @@ class SpeechDecoder:
     # Early
 
     def _early_samples(self, push: TokenPush) -> int:
-        state, is_flush = push.state, push.final or push.flush
-        lookahead = 0 if is_flush else self.lookahead_tokens if state.is_beginning else self.reach
-        return (state.received_tokens - lookahead) * self._token_samples - state.emitted_samples
+        return (push.state.received_tokens - self._lookahead(push)) * self._token_samples - push.state.emitted_samples
+
+    def _lookahead(self, push: TokenPush) -> int:
+        return 0 if push.final else self.reach if push.lookahead is None else min(push.lookahead, self.reach)
 
     def _early(self, pushes: Sequence[TokenPush]) -> list[FloatArray]:
         firsts = [self._first_within_reach(push.state) for push in pushes]
@@ -182,7 +185,6 @@ class SpeechDecoder:
     def _advance(self, push: TokenPush, samples: int) -> None:
         state = push.state
         state.emitted_samples += samples
-        state.is_beginning = push.flush or (state.is_beginning and not samples)
         first = self._first_within_reach(state)
         state.recent = state.tokens_from(max(first, state.received_tokens - len(state.recent))).copy()
         if first > state.layers_read:  # the layers lack tokens that are gone, and don't need them
@@ -195,5 +197,7 @@ def _check(network: BiCodec, pushes: Sequence[TokenPush]) -> None:
     for push in pushes:
         if push.state.finalized:
             raise InvalidInputError("This speech has ended; open another one.")
+        if push.lookahead is not None and push.lookahead < 0:
+            raise InvalidInputError(f"The lookahead is {push.lookahead} tokens; send 0 or more.")
         check_semantic(network, push.tokens)
     assert len({id(push.state) for push in pushes}) == len(pushes), "a state at most once"

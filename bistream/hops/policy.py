@@ -25,7 +25,8 @@ boundary is a number of spoken tokens; a hop up to it takes the flow's 3 lookahe
    is back at those of rule 3.
 6. Where all text of a sentence stands before its speech (``BlockLayout.interleaved`` is False) and the language model rests, the sentence
    is over: what is left of it goes at once, as a *flush*, because what comes next has its own beginning. All counts then begin anew. Nor
-   does the first hop wait for all of the lookahead there, but for ``first_lookahead_tokens``: its audio is then an approximation.
+   do the first two hops wait for all of the lookahead there, but for ``first_lookahead_tokens`` and ``second_lookahead_tokens``: their
+   audio is then an approximation.
 7. Where chunks join (``chunks_join``: samples do not depend on how many complete chunks a hop has), hops of a text in pieces grow like
    those of a whole text, and time decides how many chunks they have: a hop waits for the tokens of all of them only while the listener
    has a second of audio for each that is there.
@@ -41,6 +42,7 @@ from bistream.families.family import BlockLayout, Family
 
 _INSTANT_S = 1e-6  # step just past a threshold
 _TOKENS_PER_CHUNK = 50
+_SECOND_LOOKAHEAD = 25  # of Spark-TTS: at random weights 90 dB, where 10 are 25 dB
 _AUDIO_PER_CHUNK_S = 1.0  # of a listener, for each chunk that could go out, before its hop waits no longer for another one
 
 
@@ -81,8 +83,8 @@ class HopProgress:
 class HopPolicy:
     """Settings of the rules above, and the family's numbers in them. Token counts exclude the lookahead.
 
-    first_lookahead_tokens: of the first hop; None: as later. first_latency_s: assumed for the first hop, which the session has not
-    measured yet.
+    first_lookahead_tokens, second_lookahead_tokens: of these hops; None: as later. first_latency_s: assumed for the first hop, which the
+    session has not measured yet.
     """
 
     audio_format: AudioFormat
@@ -95,16 +97,19 @@ class HopPolicy:
     first_latency_s: float = 0.06
     max_chunks: int = RuntimeConfig.max_hop_chunks
     first_lookahead_tokens: int | None = None
+    second_lookahead_tokens: int | None = None
 
     @classmethod
     def of(cls, family: Family, config: RuntimeConfig) -> HopPolicy:
-        lookahead = None if family.blocks.interleaved else min(config.first_lookahead_tokens, family.audio_format.lookahead_tokens)
+        usual, first = family.audio_format.lookahead_tokens, config.first_lookahead_tokens
+        hurries = not family.blocks.interleaved and first < usual
         return cls(
             family.audio_format,
             family.blocks,
             config.first_hop_tokens,
             max_chunks=config.max_hop_chunks,
-            first_lookahead_tokens=lookahead,
+            first_lookahead_tokens=first if hurries else None,
+            second_lookahead_tokens=min(max(first, _SECOND_LOOKAHEAD), usual) if hurries else None,
         )
 
     def next_hop(self, progress: HopProgress) -> int | None:
@@ -128,6 +133,11 @@ class HopPolicy:
         """Whether a hop of ``count`` tokens is the last one. Not on a boundary, even where no token is left: whether the end is known
         by then is a matter of time."""
         return progress.has_ended and count == progress.pending_tokens and count < self._target(progress)
+
+    def lookahead_tokens(self, progress: HopProgress) -> int | None:
+        """Of the next hop, unless it is a flush or final, if fewer than usual."""
+        lookahead = self._lookahead(progress)
+        return lookahead if lookahead < self.audio_format.lookahead_tokens else None
 
     def is_flush(self, progress: HopProgress, count: int) -> bool:
         """Whether a hop of ``count`` tokens is the last one of a sentence, though not of the session (rule 6)."""
@@ -164,15 +174,27 @@ class HopPolicy:
     def _first_lookahead(self) -> int:
         return self.audio_format.lookahead_tokens if self.first_lookahead_tokens is None else self.first_lookahead_tokens
 
+    @property
+    def _second_lookahead(self) -> int:
+        return self.audio_format.lookahead_tokens if self.second_lookahead_tokens is None else self.second_lookahead_tokens
+
     def _spoken_tokens(self, progress: HopProgress) -> int:
         """Tokens in hops, without the lookahead: the last boundary."""
-        of_first = min(progress.sent_tokens - self._first_lookahead, self._first_boundary(progress))
-        return max(0, of_first, progress.sent_tokens - self.audio_format.lookahead_tokens)
+        first, sent = self._first_boundary(progress), progress.sent_tokens
+        of_first = min(sent - self._first_lookahead, first)
+        of_second = min(sent - self._second_lookahead, self._second_boundary(progress, first))
+        return max(0, of_first, of_second, sent - self.audio_format.lookahead_tokens)
+
+    def _lookahead(self, progress: HopProgress) -> int:
+        """Of the next hop."""
+        if not progress.sent_tokens:
+            return self._first_lookahead
+        is_second = self._spoken_tokens(progress) == self._first_boundary(progress)
+        return self._second_lookahead if is_second else self.audio_format.lookahead_tokens
 
     def _target(self, progress: HopProgress) -> int:
         """Tokens of the hop to the next boundary."""
-        lookahead = self.audio_format.lookahead_tokens if progress.sent_tokens else self._first_lookahead
-        return self._boundary(progress) + lookahead - progress.sent_tokens
+        return self._boundary(progress) + self._lookahead(progress) - progress.sent_tokens
 
     def _is_over(self, progress: HopProgress) -> bool:
         """The sentence."""
@@ -184,10 +206,17 @@ class HopPolicy:
         first, spoken = self._first_boundary(progress), self._spoken_tokens(progress)
         if progress.sent_tokens == 0:
             return first
-        position = progress.prompt_tokens + spoken
+        if spoken == first:
+            return self._second_boundary(progress, first)
+        return self._on_grid(progress, spoken) + self._more_chunks(progress) * self.audio_format.chunk_tokens
+
+    def _second_boundary(self, progress: HopProgress, first: int) -> int:
+        return min(self._on_grid(progress, first), first + self.blocks.speech_tokens)
+
+    def _on_grid(self, progress: HopProgress, spoken: int) -> int:
+        """The end of the first hop that is long enough."""
         chunk = self.audio_format.chunk_tokens
-        grid = (-(-(position + self.min_hop_tokens) // chunk) + self._more_chunks(progress)) * chunk - progress.prompt_tokens
-        return min(grid, first + self.blocks.speech_tokens) if spoken == first else grid
+        return -(-(progress.prompt_tokens + spoken + self.min_hop_tokens) // chunk) * chunk - progress.prompt_tokens
 
     def _more_chunks(self, progress: HopProgress) -> int:
         """Beyond the first one of a hop. None in the second hop, which follows rule 2 however long the first one was."""

@@ -48,6 +48,7 @@ class HopPacing:
         self.text = TextPace(policy.blocks.text_tokens)
         self.playback = Playback(self._format.sample_rate)
         self._is_final = self._is_flush = False  # the hop that is due
+        self._lookahead_tokens: int | None = None  # of it
         self.wake_at: float | None = None
         self.hop_began_at: float | None = None
 
@@ -121,6 +122,7 @@ class HopPacing:
         count = self._policy.next_hop(progress)
         self._is_final = count is not None and self._policy.is_final(progress, count)
         self._is_flush = count is not None and self._policy.is_flush(progress, count)
+        self._lookahead_tokens = 0 if self._is_flush else self._policy.lookahead_tokens(progress)
         recheck_s = self._policy.recheck_after_s(progress) if count is None else None
         self.wake_at = None if recheck_s is None else now + recheck_s
         return count
@@ -168,5 +170,5 @@ class HopPacing:
             seed=session.start.options.seed,
             playback_buffer_s=self.playback.buffer_s(now),
             expected_speech_s=session.reserved_s if is_first else None,
-            flush=self._is_flush,
+            lookahead_tokens=self._lookahead_tokens,
         )

@@ -15,7 +15,6 @@ import torch
 
 from bistream.bicodec.decoding import check_semantic
 from bistream.bicodec.network import BiCodec
-from bistream.bicodec.recorded import RecordedWindows
 from bistream.bicodec.stream import SpeechDecoder, SpeechState, TokenPush
 from bistream.bicodec.weights import load_codec
 from bistream.config import RuntimeConfig
@@ -83,7 +82,6 @@ class CodecRenderer:
         self.pools: dict[str, PoolUse] = {}
         self._network = network
         self._decoder = decoder
-        self._exact_decoder = SpeechDecoder(network)  # for whole utterances
         self._failures_in_a_row = 0
 
     @classmethod
@@ -101,14 +99,14 @@ class CodecRenderer:
             frames_per_token=1,
             mel_bins=0,
             speaker_embedding_size=codec.speaker.tokens,
-            flushes=True,
+            may_hurry=True,
             shares_batches=device.type != "cpu",  # matrix libraries of CPUs sum by the shape of a product
         )
         dtype = torch.bfloat16 if network.tf32 else torch.float32  # TF32 counts as 16 bit
         tier = choose_tier("codec", config.kernels, device, dtype, kernels_need=("a flow",))
         with phase("codec: recording"):
-            recorded = RecordedWindows(network) if tier.tier is Tier.GRAPHS else None
-        return cls(network, SpeechDecoder(network, config.first_lookahead_tokens, recorded), sizes, tier)
+            decoder = SpeechDecoder(network, records=tier.tier is Tier.GRAPHS)
+        return cls(network, decoder, sizes, tier)
 
     @property
     def healthy(self) -> bool:
@@ -131,19 +129,18 @@ class CodecRenderer:
             raise InvalidInputError(f"The numbers of a voice must be 0 to {self._network.config.speaker.codes - 1}.")
 
     def open(self, prompt: VoicePrompt, seed: int, expected_speech_s: float | None = None) -> CodecRendering:
-        return self._open(self._decoder, prompt)
-
-    def _open(self, decoder: SpeechDecoder, prompt: VoicePrompt) -> CodecRendering:
         try:
-            return CodecRendering(decoder.open(prompt.speaker_embedding.astype(np.int32)))
+            return CodecRendering(self._decoder.open(prompt.speaker_embedding.astype(np.int32)))
         except BistreamError:
             raise
         except Exception:
             raise self._failed() from None
 
     def begin(self, hops: Sequence[RendererHop]) -> HopsInProgress:
-        pushes = [TokenPush(_own(hop.rendering).state, np.array(hop.token_ids, np.int32), hop.finalize, hop.flush) for hop in hops]
-        return CodecHops(lambda: self._push(self._decoder, pushes))
+        pushes = [
+            TokenPush(_own(hop.rendering).state, np.array(hop.token_ids, np.int32), hop.finalize, hop.lookahead_tokens) for hop in hops
+        ]
+        return CodecHops(lambda: self._push(pushes))
 
     def prepare(self, rendering: Rendering) -> None:
         raise AssertionError("no voice needs it")
@@ -156,14 +153,14 @@ class CodecRenderer:
             yield InvalidInputError("This model has no speed; leave it out, or set it to 1.")
             return
         try:
-            state = self._open(self._exact_decoder, prompt).state
+            state = self.open(prompt, 0).state
         except BistreamError as error:
             yield error
             return
         waveforms = []
         for start in range(0, len(tokens), PIECE_TOKENS):
             piece = tokens[start : start + PIECE_TOKENS]
-            (outcome,) = self._push(self._exact_decoder, [TokenPush(state, piece, start + PIECE_TOKENS >= len(tokens))])
+            (outcome,) = self._push([TokenPush(state, piece, start + PIECE_TOKENS >= len(tokens))])
             if isinstance(outcome, BistreamError):
                 yield outcome
                 return
@@ -172,9 +169,9 @@ class CodecRenderer:
         yield np.concatenate(waveforms)
 
     @torch.inference_mode()
-    def _push(self, decoder: SpeechDecoder, pushes: Sequence[TokenPush]) -> list[Outcome]:
+    def _push(self, pushes: Sequence[TokenPush]) -> list[Outcome]:
         try:
-            waveforms = decoder.push(pushes)
+            waveforms = self._decoder.push(pushes)
         except Exception:
             error = self._failed()
             return [error for _ in pushes]

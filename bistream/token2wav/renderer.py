@@ -12,7 +12,7 @@ Contract:
   ended their renderings are neither closed nor given another hop;
 - an error of one rendering is its outcome alone; an unexpected exception is the outcome of all renderings computed with it;
 - ``Rendering.close`` frees everything the rendering holds, is idempotent, and is the only way to free it;
-- every token yields the same number of samples: up to a flush or the final hop, tokens x sample rate / tokens per second in total.
+- every token yields the same number of samples: up to the final hop, tokens x sample rate / tokens per second in total.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RendererSizes:
     samples_per_frame: audio samples per mel frame. speaker_embedding_size: width of the speaker vector.
     shares_batches: hops of several sessions are computed together; False where that would change their samples, if only by rounding.
     chunks_join: samples do not depend on how many complete chunks a hop has, but for rounding; False where rounding matters, too.
-    flushes: a hop can emit everything withheld before the last one.
+    may_hurry: a hop may have fewer tokens behind what is heard than the networks see (``RendererHop.lookahead_tokens``).
     """
 
     sample_rate: int
@@ -49,7 +49,7 @@ class RendererSizes:
     speaker_embedding_size: int
     shares_batches: bool = True
     chunks_join: bool = False
-    flushes: bool = False
+    may_hurry: bool = False
 
     @property
     def tokens_per_second(self) -> float:
@@ -89,12 +89,15 @@ class Rendering(Protocol):
 
 @dataclass(frozen=True)
 class RendererHop:
-    """New speech tokens of one rendering. finalize: the last hop, which emits everything withheld. flush: emits it, and speech goes on."""
+    """New speech tokens of one rendering. finalize: the last hop, which emits everything withheld.
+
+    lookahead_tokens: those behind the last one that is heard, if fewer than the networks see; 0 where the speech pauses.
+    """
 
     rendering: Rendering
     token_ids: Sequence[int]
     finalize: bool
-    flush: bool = False
+    lookahead_tokens: int | None = None
 
 
 FLOW_PAGES, VOCODER_SLOTS = "flow pages", "vocoder slots"  # names of pools

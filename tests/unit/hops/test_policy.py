@@ -296,7 +296,7 @@ def test_a_pause_is_bridged_earlier_on_a_slow_server() -> None:
 
 # Sentences whose text stands before their speech
 
-SENTENCES = HopPolicy(SPARK.audio_format, SPARK.blocks, first_lookahead_tokens=10)
+SENTENCES = HopPolicy.of(SPARK, RuntimeConfig(first_lookahead_tokens=10))
 
 
 @st.composite
@@ -342,12 +342,16 @@ def test_an_interleaved_text_is_never_flushed(progress: HopProgress) -> None:
     assert count is None or not POLICY.is_flush(progress, count)
 
 
-def test_the_first_hop_of_a_sentence_waits_for_less() -> None:
+def test_the_first_hops_of_a_sentence_wait_for_less() -> None:
     progress = HopProgress(40, received_tokens=24, sent_tokens=0, has_ended=False)
     assert SENTENCES.next_hop(progress) is None and SENTENCES.wanted_tokens(progress) == 1
     assert SENTENCES.next_hop(dataclasses.replace(progress, received_tokens=30)) == 25
-    second = HopProgress(40, received_tokens=200, sent_tokens=25, has_ended=False)
-    count = SENTENCES.next_hop(second)
-    assert count is not None and 25 + count - 67 <= 15 + SPARK.blocks.speech_tokens, "the second one is exact"
+    sent, spoken = 0, []
+    for lookahead in (10, 25, None, None):
+        begun = HopProgress(0, received_tokens=1000, sent_tokens=sent, has_ended=False)
+        assert SENTENCES.lookahead_tokens(begun) == lookahead
+        sent += SENTENCES.next_hop(begun) or 0
+        spoken.append(sent - (67 if lookahead is None else lookahead))
+    assert spoken == [15, 35, 50, 100]
     exact = HopPolicy.of(SPARK, RuntimeConfig(first_lookahead_tokens=67))
-    assert exact.next_hop(dataclasses.replace(progress, received_tokens=100)) == 82
+    assert exact.next_hop(dataclasses.replace(progress, received_tokens=100)) == 82 and exact.lookahead_tokens(progress) is None

@@ -28,7 +28,7 @@ SPEAKER = np.arange(32, dtype=np.float32)
 
 @pytest.fixture(scope="module")
 def renderer(tiny_spark_dir: Path) -> CodecRenderer:
-    found = load_renderer(RuntimeConfig(model_dir=str(tiny_spark_dir), device="cpu", first_lookahead_tokens=67))
+    found = load_renderer(RuntimeConfig(model_dir=str(tiny_spark_dir), device="cpu"))
     assert isinstance(found, CodecRenderer)
     return found
 
@@ -58,19 +58,17 @@ def test_hops_are_one_call(renderer: CodecRenderer, whole: FloatArray, cuts: set
     np.testing.assert_allclose(np.concatenate(heard), np.clip(whole, -0.99, 0.99), rtol=0, atol=5e-5)
 
 
-def test_a_flush_withholds_nothing(tiny_spark_dir: Path, renderer: CodecRenderer) -> None:
-    """And what follows goes on with it; of another renderer than this, that withholds less, the first audio comes sooner."""
-    early = load_renderer(RuntimeConfig(model_dir=str(tiny_spark_dir), device="cpu", first_lookahead_tokens=10))
-    size = early.sizes.samples_per_frame
-    for chosen, first in ((renderer, 0), (early, 15 * size)):
-        rendering = chosen.open(voice(), seed=0)
-        samples = []
-        for start, end, flush in ((0, 25, False), (25, 60, True), (60, 61, False), (61, 61, True)):
-            (waveform,) = chosen.begin([RendererHop(rendering, TOKENS[start:end].tolist(), finalize=False, flush=flush)]).finish()
-            assert isinstance(waveform, np.ndarray)
-            samples.append(len(waveform))
-        assert samples == [first, 60 * size - first, 0, size]
-        rendering.close()
+def test_a_hop_says_how_much_it_withholds(renderer: CodecRenderer) -> None:
+    size, rendering = renderer.sizes.samples_per_frame, renderer.open(voice(), seed=0)
+    samples = []
+    for start, end, lookahead in ((0, 25, 10), (25, 60, 0), (60, 61, None), (61, 61, 0)):
+        (waveform,) = renderer.begin(
+            [RendererHop(rendering, TOKENS[start:end].tolist(), finalize=False, lookahead_tokens=lookahead)]
+        ).finish()
+        assert isinstance(waveform, np.ndarray)
+        samples.append(len(waveform))
+    assert samples == [15 * size, 45 * size, 0, size]
+    rendering.close()
 
 
 def test_an_utterance_is_one_call(renderer: CodecRenderer, whole: FloatArray) -> None:
