@@ -92,4 +92,5 @@ class RecordedCalls:
         count, size = tokens.shape
         self._tokens[:count, :size] = tokens
         self._voices[:count] = voices
-        return replay()
+        samples, kept = replay()
+        return samples[:count], None if kept is None else kept[:count]

@@ -34,13 +34,17 @@ def kept_scores(scores: Tensor, top_k: Tensor, top_p: Tensor, width: int) -> Ten
     return scores.masked_fill(torch.zeros_like(left_out).scatter(1, order, left_out), -torch.inf)
 
 
-def weights_of_best(scores: Tensor, top_k: Tensor, top_p: Tensor, width: int) -> Tensor:
-    """The same but for ties, as probabilities, not normalised; 0 for what is left out."""
+def weights_of_best(scores: Tensor, top_k: Tensor, top_p: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The same but for ties: probabilities, not normalised, and rows of the ``width`` best [n, width], in the order of the rows.
+
+    What is left out has probability 0.
+    """
     best, rows = scores.topk(min(width, scores.shape[-1]), dim=-1)
     rank = torch.arange(best.shape[-1], device=scores.device)
     probs = best.masked_fill(rank >= top_k.clamp(min=1)[:, None], -torch.inf).softmax(dim=-1)
     before = torch.nn.functional.pad(probs.cumsum(dim=-1)[:, :-1], (1, 0))
-    return torch.zeros_like(scores).scatter(1, rows, torch.where(before < top_p[:, None], probs, 0.0))
+    rows, order = rows.sort(dim=-1)
+    return torch.where(before < top_p[:, None], probs, 0.0).gather(1, order), rows
 
 
 def _rest_of(share: Tensor) -> Tensor:
@@ -62,28 +66,33 @@ class TopKTopPSampler:
     usual: the temperature that the model's release speaks with; a request's counts in it, so 1 is the usual one in every family.
     """
 
-    history_size, compiles = HISTORY, False  # PyTorch 2.11's compiler fails on two prefix sums in one function
+    history_size = HISTORY
 
     def __init__(self, usual: float, exact: bool) -> None:
         self._usual, self._exact = usual, exact
+        self.compiles = not exact  # PyTorch 2.11's compiler fails on prefix sums over more than 8,192 scores
 
     def choose(self, log_probs: Tensor, state: SamplerState, slots: Tensor) -> Tensor:
         greedy = state.temperature[slots] < SMALLEST_TEMPERATURE
         scores = log_probs / torch.where(greedy, 1.0, self._usual * state.temperature[slots])[:, None]
         kept = scores, state.top_k[slots], state.top_p[slots], state.top_k_in_use
-        weights = kept_scores(*kept).softmax(dim=-1) if self._exact else weights_of_best(*kept)
-        chosen = draw(weights, uniforms(state.key[slots], state.num_decided[slots])[:, 0])
+        uniform = uniforms(state.key[slots], state.num_decided[slots])[:, 0]
+        if self._exact:
+            chosen = draw(kept_scores(*kept).softmax(dim=-1), uniform)
+        else:
+            weights, rows = weights_of_best(*kept)
+            chosen = rows.gather(1, draw(weights, uniform)[:, None])[:, 0]
         return torch.where(greedy, log_probs.argmax(dim=-1), chosen)
 
 
 class PhasedSampler:
     """Rows of the head by the number of ids that a sequence has decided: id i is one of ``phases[min(i, last)]``."""
 
-    history_size, compiles = HISTORY, False  # as above
+    history_size = HISTORY
 
     def __init__(self, phases: Sequence[range], inner: TopKTopPSampler, device: torch.device) -> None:
         self._bounds = torch.tensor([(phase.start, phase.stop) for phase in phases], device=device)
-        self._inner = inner
+        self._inner, self.compiles = inner, inner.compiles
 
     def choose(self, log_probs: Tensor, state: SamplerState, slots: Tensor) -> Tensor:
         bounds = self._bounds[state.num_decided[slots].clamp(max=len(self._bounds) - 1)]

@@ -21,14 +21,16 @@ def test_the_best_are_those_of_all(seed: int, settings: list[tuple[int, float]],
     scores = spread * torch.special.ndtri((steps + 0.5) / size).float()
     top_k, top_p = torch.tensor([k for k, _ in settings]), torch.tensor([p for _, p in settings])
     expected = kept_scores(scores, top_k, top_p, 60).softmax(dim=-1)
-    weights = weights_of_best(scores, top_k, top_p, 60)
-    found = weights / weights.sum(dim=-1, keepdim=True)
-    # where a sum of probabilities is top_p but for rounding, either may have one more
-    edge = ((found > 0) != (expected > 0)).sum(dim=-1)
-    assert (edge <= 1).all()
-    torch.testing.assert_close(found[edge == 0], expected[edge == 0], rtol=1e-4, atol=1e-6)
+    weights, rows = weights_of_best(scores, top_k, top_p, 60)
+    assert (rows.diff(dim=-1) > 0).all(), "a draw is one of the same order"
+    found = torch.zeros_like(scores).scatter(1, rows, weights / weights.sum(dim=-1, keepdim=True))
+    # Where a sum of probabilities is top_p but for rounding, either may have one more, or some that are hardly possible.
+    differ = (found > 0) != (expected > 0)
+    hardly = (torch.where(differ, found + expected, 0.0)).sum(dim=-1) < 1e-6
+    assert (hardly | (differ.sum(dim=-1) == 1)).all()
+    torch.testing.assert_close(found[hardly], expected[hardly], rtol=1e-4, atol=1e-6)
 
 
 def test_a_padding_row_is_finite() -> None:
     """Its settings are 0, and its choice is of no use to anybody."""
-    assert torch.isfinite(weights_of_best(torch.randn(1, 9), torch.zeros(1, dtype=torch.int64), torch.zeros(1), 4)).all()
+    assert torch.isfinite(weights_of_best(torch.randn(1, 9), torch.zeros(1, dtype=torch.int64), torch.zeros(1), 4)[0]).all()
