@@ -14,7 +14,7 @@ boundary is a number of spoken tokens; a hop up to it takes the flow's 3 lookahe
 2. The second hop speaks at most 15 tokens (a block) more, because the listener has only the first one's audio meanwhile.
 3. All later hops end on multiples of 25 tokens counted from the start of the voice prompt, where the flow commits its caches, at
    least ``min_hop_tokens`` and at most ``min_hop_tokens + 24`` away: nothing is computed twice there. So may the second one. Those of a
-   whole text grow by a chunk for every ``_TOKENS_PER_CHUNK`` that were spoken, up to ``max_chunks``: their listener has audio by then, and
+   whole text grow by a chunk for every two that were spoken, up to ``max_chunks``: their listener has audio by then, and
    long hops cost less for each second of it.
 4. A hop goes out as soon as its tokens are there, also when the language model has ended meanwhile; what is left after the last
    boundary goes in the last hop, which may be empty. The first hop of a text in pieces waits until the next block is in sight
@@ -41,7 +41,7 @@ from bistream.families.audio_format import AudioFormat
 from bistream.families.family import BlockLayout, Family
 
 _INSTANT_S = 1e-6  # step just past a threshold
-_TOKENS_PER_CHUNK = 50
+_SPOKEN_PER_CHUNK = 2  # chunks
 _SECOND_LOOKAHEAD = 25  # of Spark-TTS: at random weights 90 dB, where 10 are 25 dB
 _AUDIO_PER_CHUNK_S = 1.0  # of a listener, for each chunk that could go out, before its hop waits no longer for another one
 
@@ -222,8 +222,10 @@ class HopPolicy:
         """Beyond the first one of a hop. None in the second hop, which follows rule 2 however long the first one was."""
         if self._spoken_tokens(progress) == self._first_boundary(progress):
             return 0
-        grows = progress.is_whole or progress.chunks_join
-        return min(self.max_chunks, max(1, self._spoken_tokens(progress) // _TOKENS_PER_CHUNK)) - 1 if grows else 0
+        if not (progress.is_whole or progress.chunks_join):
+            return 0
+        chunks = self._spoken_tokens(progress) // (_SPOKEN_PER_CHUNK * self.audio_format.chunk_tokens)
+        return min(self.max_chunks, max(1, chunks)) - 1
 
     def _ready_chunks(self, progress: HopProgress) -> int:
         """Of a hop that lacks tokens: chunks that may go out without the others (rule 7)."""
