@@ -1,6 +1,6 @@
 """First audio of one GPU under all loads of the README's table, with one command: starts the servers, repeats every load, takes medians.
 
-    python benchmarks/first_audio_rounds.py [--family cosyvoice2|cosyvoice3] [--rounds 3] [--no-overload] [--set device=cuda:1 ...]
+    python benchmarks/first_audio_rounds.py [--family cosyvoice2|cosyvoice3|spark] [--rounds 3] [--no-overload] [--set device=cuda:1 ...]
 
 Loads are ``benchmarks/first_audio.py``'s, a registered voice, callers who keep their connections and begin spread over some time: alone;
 closed, each with its next text as soon as the last one has come, short and longer texts; fed, word by word. Overload is an open load of
@@ -32,10 +32,12 @@ from benchmarks._common import ROOT, free_port, gpu_line, report, table
 from benchmarks._server import SPEAKER, Checkpoint, Server, make_repository, register_voice
 from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.families.cosyvoice3 import COSYVOICE3
+from bistream.families.spark import SPARK
 
 SHORT = "Hello to you all"  # 5.6 s of audio with random weights, which say one token of text in 20 of speech
 LONGER = "The quick brown fox jumps over a lazy dog or"  # 25.6 s
 FED = f"{LONGER} or and"
+SENTENCES = f"{LONGER} so. {LONGER} and. {LONGER} but."
 FED_WAIT_MS = 200.0  # in which the words of the first block of text come
 COUNTS = ("sessions", "sessions_with_gap", "refused", "failed")
 
@@ -61,6 +63,11 @@ SERIES = {
         Series("alone", SHORT, (1,), ("--requests", "20")),
         Series("closed", SHORT, (16, 64), ("--requests", "4", "--spread-s", "1.2")),
         Series("fed", SHORT, (256,), ("--requests", "1", "--spread-s", "6", "--texts", "pieces", "--text-rate", "10")),
+    ),
+    SPARK.name: (  # a sentence speaks once it is whole, so that of fed texts the first audio has a sentence's wait in it
+        Series("alone", SHORT, (1,), ("--requests", "20")),
+        Series("closed", SHORT, (16, 64), ("--requests", "4", "--spread-s", "1.2")),
+        Series("fed", SENTENCES, (128,), ("--requests", "1", "--spread-s", "6", "--texts", "pieces", "--text-rate", "10")),
     ),
 }
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bistream.bicodec.network import BiCodec
+from bistream.bicodec.recorded import RecordedCalls
 from bistream.bicodec.signal import WholeSignals
 from bistream.errors import InvalidInputError
 from bistream.mel2wav.grouping import group_similar
@@ -28,8 +29,10 @@ def decode(network: BiCodec, semantic: Sequence[IntArray], global_tokens: Sequen
     return decode_windows(network, semantic, voices)
 
 
-def decode_windows(network: BiCodec, semantic: Sequence[IntArray], voices: Sequence[Tensor]) -> list[FloatArray]:
-    """The same of tokens that are checked and voices as of ``voice_of``."""
+def decode_windows(
+    network: BiCodec, semantic: Sequence[IntArray], voices: Sequence[Tensor], recorded: RecordedCalls | None = None
+) -> list[FloatArray]:
+    """The same of tokens that are checked and voices as of ``voice_of``. recorded: used where the windows fit."""
     lengths = [len(tokens) for tokens in semantic]
     audio = [np.zeros(0, np.float32) for _ in semantic]
     for group in group_similar(lengths, MAX_BATCH_TOKENS):
@@ -37,10 +40,13 @@ def decode_windows(network: BiCodec, semantic: Sequence[IntArray], voices: Seque
             continue
         device = voices[0].device
         sizes = [lengths[row] for row in group]
-        signal = WholeSignals(None if min(sizes) == max(sizes) else torch.tensor(sizes, device=device))
         padded = padded_tokens([semantic[row] for row in group], max(sizes)).to(device)
-        samples = network.audio(padded, torch.stack([voices[row] for row in group]), signal).cpu().numpy()
-        for row, row_samples in zip(group, samples, strict=True):
+        of_rows = torch.stack([voices[row] for row in group])
+        samples = None if recorded is None else recorded.window(padded, sizes, of_rows)
+        if samples is None:
+            signal = WholeSignals(None if min(sizes) == max(sizes) else torch.tensor(sizes, device=device))
+            samples = network.audio(padded, of_rows, signal)
+        for row, row_samples in zip(group, samples.cpu().numpy(), strict=True):
             audio[row] = row_samples[: lengths[row] * network.config.samples_per_token].copy()
     return audio
 

@@ -16,11 +16,15 @@ from bistream.gpu.precision import exact_float32
 
 class BiCodec(nn.Module):
     """Weights alone; what a stream remembers is passed in as its ``Signal``. Products are float32 also on a GPU, where nearly equal codes
-    would change places with TF32; that is a flag of the process, so calls come from one thread at a time."""
+    would change places with TF32; that is a flag of the process, so calls come from one thread at a time.
+
+    tf32: audio is computed with it, in half the time on an H200, at 48 dB from float32 (random weights).
+    """
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()
         self.config = config
+        self.tf32 = False
         self.encoder = Encoder(config.encoder)
         self.quantizer = SemanticQuantizer(config.quantizer)
         self.speaker_encoder = SpeakerEncoder(config.speaker)
@@ -46,9 +50,9 @@ class BiCodec(nn.Module):
         return self.speaker_encoder.vector(global_tokens)
 
     @torch.inference_mode()
-    @exact_float32()
     def audio(self, semantic: Tensor, voice: Tensor, signal: Signal) -> Tensor:
         """semantic int64 [B, T], voice as of ``voice_vector`` [B, C] -> samples [B, samples_per_token T], as late as ``signal`` says."""
-        x = self.prenet(self.quantizer.vectors(semantic), signal, voice) + voice[:, :, None]
-        samples: Tensor = self.decoder(x, signal)
+        with exact_float32(tf32=self.tf32):
+            x = self.prenet(self.quantizer.vectors(semantic), signal, voice) + voice[:, :, None]
+            samples: Tensor = self.decoder(x, signal)
         return samples

@@ -71,19 +71,28 @@ class Part:
 class SignalParts:
     """Rows are the next parts of signals. The first ``count`` tokens of a row are its own, and padding follows.
 
-    stored: [B, numbers], as ``kept`` gave it after the previous call of each row; None: all signals start.
+    stored: [B, numbers], as ``kept`` gave it after the previous call of each row; None: all signals start. places: of the parts. most:
+    tokens of a row, with padding. parts: what the host knows of them, which saves work; None: nothing, as in a recorded call.
     """
 
-    def __init__(self, stored: Tensor | None, parts: Sequence[Part], device: torch.device) -> None:
+    def __init__(self, stored: Tensor | None, places: Tensor, most: int, parts: Sequence[Part] | None = None) -> None:
         self.delay = 0
         self._stored, self._parts, self._rate = stored, parts, 1
         self._place = 0
         self._kept: list[Tensor] = []
-        self._most = max(part.count for part in parts)
-        self._starts = torch.tensor([part.start for part in parts], device=device)
-        self._counts = torch.tensor([part.count for part in parts], device=device)
-        endless = 2**62  # larger than any position, also when it is multiplied by a rate below
-        self._ends = torch.tensor([endless // 2**20 if part.end is None else part.end for part in parts], device=device)
+        self._most = most
+        self._starts, self._counts, self._ends = places
+
+    @classmethod
+    def of(cls, stored: Tensor | None, parts: Sequence[Part], device: torch.device) -> SignalParts:
+        return cls(stored, cls.places(parts, device), max(part.count for part in parts), parts)
+
+    @staticmethod
+    def places(parts: Sequence[Part], device: torch.device) -> Tensor:
+        """int64 [3, B]: starts, counts, ends."""
+        endless = 2**42  # larger than any position, also when it is multiplied by a rate
+        ends = [endless if part.end is None else part.end for part in parts]
+        return torch.tensor([[part.start for part in parts], [part.count for part in parts], ends], device=device)
 
     def around(self, x: Tensor, left: int, right: int) -> Tensor:
         extended = self._extended(self._inside(x), left + right)
@@ -105,7 +114,7 @@ class SignalParts:
     def _inside(self, x: Tensor) -> Tensor:
         """Zeros at positions that are not of the signal. In the middle of all signals, as it is."""
         rate = self._rate
-        if all(
+        if self._parts is not None and all(
             part.start * rate >= self.delay and (part.end is None or (part.start + self._most) * rate - self.delay <= part.end * rate)
             for part in self._parts
         ):
@@ -124,7 +133,7 @@ class SignalParts:
             old = self._stored[:, self._place : self._place + channels * history].view(batch, channels, history)
             self._place += math.prod(old.shape[1:])
         extended = torch.cat([old, x], dim=2)
-        if all(part.count == self._most for part in self._parts):
+        if self._parts is not None and all(part.count == self._most for part in self._parts):
             last = extended[:, :, size:]
         else:
             index = self._rate * self._counts[:, None] + torch.arange(history, device=x.device)

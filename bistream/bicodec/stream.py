@@ -1,19 +1,19 @@
 """Speech that is decoded while its tokens are still being made: push tokens, get the samples that are due.
 
 The codec looks as far to the right as to the left: the samples of a token depend on so many tokens to each side, its *reach* (67 at the
-released depths). ``make_decoder`` chooses between two forms:
+released depths). A sample is due in one of two ways:
 
-- exact: samples are those of one call over the whole speech, however the tokens are cut. Every layer goes on where it stopped and answers
-  when it can, so nothing is computed twice, and what a session keeps is one vector of fixed size (0.9 MB at full size);
-- cut: a window [reach | due | lookahead] is decoded for every push. Samples come earlier and are approximations; the left side is computed
-  again each time.
+- exactly, once all tokens within reach are there: those of one call over the whole speech, however the tokens are cut. Every layer goes on
+  where it stopped and answers when it can, so nothing is computed twice, and what a session keeps is a vector of fixed size (0.9 MB);
+- early, where a push says with how many tokens behind them: a window of the tokens within reach is decoded as if the speech ended there.
+  That is exact for the last samples, and for those before a pause without any; elsewhere they are approximations, the better the more
+  tokens are behind them, and those that follow don't repeat them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bistream.bicodec.decoding import MAX_BATCH_TOKENS, check_semantic, decode_windows, padded_tokens, voice_of
 from bistream.bicodec.network import BiCodec
+from bistream.bicodec.recorded import RecordedCalls
 from bistream.bicodec.signal import Part, SignalParts
 from bistream.errors import InvalidInputError
 from bistream.mel2wav.grouping import group_similar
@@ -29,11 +30,16 @@ from bistream.types import FloatArray, IntArray
 
 @dataclass(eq=False)
 class SpeechState:
-    """One speech. voice: [C]. layers: of the exact form, [numbers], None before any token. recent: of the other form, the last tokens,
-    int32 [reach + lookahead] or fewer."""
+    """One speech. voice: [C]. recent: its last tokens, from ``reach`` before the first one that is not heard.
+
+    layers: what they remember, [numbers]; None: they begin anew, ``reach`` before the next sample. They began at token ``layers_began``
+    and have read those before ``layers_read``.
+    """
 
     voice: Tensor
     layers: Tensor | None = None
+    layers_began: int = 0
+    layers_read: int = 0
     recent: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
     received_tokens: int = 0
     emitted_samples: int = 0
@@ -49,29 +55,20 @@ class SpeechState:
         """That it keeps."""
         return self.voice.numel() + len(self.recent) + (0 if self.layers is None else self.layers.numel())
 
+    def tokens_from(self, first: int) -> IntArray:
+        """Those from number ``first`` of the speech on."""
+        return self.recent[len(self.recent) - (self.received_tokens - first) :]
+
 
 @dataclass(frozen=True)
 class TokenPush:
-    """New semantic tokens int [n] of a speech, n possibly 0; final: its last ones."""
+    """New semantic tokens int [n] of a speech, n possibly 0. final: it ends here. lookahead: tokens behind the last that is due; None: all
+    within reach."""
 
     state: SpeechState
     tokens: IntArray
     final: bool = False
-
-
-class SpeechDecoder(Protocol):
-    """lookahead_tokens: tokens that must follow a token before its samples are due; at the end of a speech none must."""
-
-    lookahead_tokens: int
-
-    def open(self, global_tokens: IntArray) -> SpeechState:
-        """A speech of no tokens yet, in the voice of these, int [32]. Raises ``InvalidInputError``."""
-
-    def push(self, pushes: Sequence[TokenPush]) -> list[FloatArray]:
-        """The samples that are due, float32 [N] for each push; after the final one ``samples_per_token`` per token in all.
-
-        Every state at most once. Raises ``InvalidInputError`` before anything is computed or changed.
-        """
+    lookahead: int | None = None
 
 
 def reach_samples(network: BiCodec) -> tuple[int, int]:
@@ -80,122 +77,127 @@ def reach_samples(network: BiCodec) -> tuple[int, int]:
     Measured by sending one token through the layers.
     """
     device = network.prenet.linear.weight.device
-    signal = SignalParts(None, [Part(0, 1)], device)
+    signal = SignalParts.of(None, [Part(0, 1)], device)
     network.audio(
         torch.zeros(1, 1, dtype=torch.int64, device=device), torch.zeros(1, network.config.speaker.output_size, device=device), signal
     )
     return signal.delay, signal.kept().shape[1]
 
 
-def make_decoder(network: BiCodec, lookahead_tokens: int | None = None) -> SpeechDecoder:
-    """lookahead_tokens: None or as many as the network's reach: exact; fewer: cut. Raises ``ValueError`` below 0."""
-    delay, state_size = reach_samples(network)
-    reach = -(-delay // network.config.samples_per_token)
-    if lookahead_tokens is None or lookahead_tokens >= reach:
-        return ExactDecoder(network, delay, state_size)
-    if lookahead_tokens < 0:
-        raise ValueError(f"lookahead_tokens is {lookahead_tokens}, and must not be negative")
-    return CutDecoder(network, reach, lookahead_tokens)
+class SpeechDecoder:
+    """reach: tokens to each side that matter."""
 
-
-class ExactDecoder:
-    """``SpeechDecoder``. delay: samples that the layers are late."""
-
-    def __init__(self, network: BiCodec, delay: int, state_size: int) -> None:
-        self._network, self._delay, self._state_size = network, delay, state_size
+    def __init__(self, network: BiCodec, records: bool = False) -> None:
+        """records: calls in graphs, on a GPU."""
+        self._network = network
         self._token_samples = network.config.samples_per_token
-        self.lookahead_tokens = -(-delay // self._token_samples)
+        self._delay, self._state_size = reach_samples(network)
+        self._recorded = RecordedCalls(network, self._state_size) if records else None
+        self.reach = -(-self._delay // self._token_samples)
 
     def open(self, global_tokens: IntArray) -> SpeechState:
+        """A speech of no tokens yet, in the voice of these, int [32]. Raises ``InvalidInputError``."""
         return SpeechState(voice_of(self._network, global_tokens))
 
     def push(self, pushes: Sequence[TokenPush]) -> list[FloatArray]:
+        """The samples that are due, float32 [N] for each push: up to ``lookahead`` tokens before the last; with the final push all are.
+
+        Every state at most once. Raises ``InvalidInputError`` before anything is computed or changed.
+        """
         _check(self._network, pushes)
+        for push in pushes:
+            state = push.state
+            state.recent = np.concatenate([state.recent, push.tokens.astype(np.int32)])
+            state.received_tokens += len(push.tokens)
+        exact = [row for row, push in enumerate(pushes) if self._makes_exact_samples(push)]
+        early = [row for row, push in enumerate(pushes) if row not in exact and self._early_samples(push) > 0]
         audio = [np.zeros(0, np.float32) for _ in pushes]
-        counts = [self._tokens_through(push) for push in pushes]
-        for group in group_similar(counts, MAX_BATCH_TOKENS):
-            if counts[group[0]]:
-                samples = self._group([pushes[row] for row in group], [counts[row] for row in group])
-                for row, row_samples in zip(group, samples, strict=True):
-                    audio[row] = row_samples
-            for row in group:
-                _advance(pushes[row], len(audio[row]))
+        for rows, compute in ((exact, self._exact), (early, self._early)):
+            for row, samples in zip(rows, compute([pushes[row] for row in rows]), strict=True):
+                audio[row] = samples
+        for push, samples in zip(pushes, audio, strict=True):
+            self._advance(push, len(samples))
         return audio
 
-    def _tokens_through(self, push: TokenPush) -> int:
-        """Tokens to send through the layers: at the end as many behind the last one as it takes until its samples come out."""
-        new = len(push.tokens)
-        return new + (self.lookahead_tokens if push.final and push.state.received_tokens + new else 0)
+    # Exact
 
-    def _group(self, pushes: Sequence[TokenPush], counts: Sequence[int]) -> list[FloatArray]:
-        """Of one network call. Puts the new layers into the states; the rest is left to ``push``."""
-        device = pushes[0].state.voice.device
-        parts = [_part(push, count) for push, count in zip(pushes, counts, strict=True)]
-        signal = SignalParts(torch.stack([self._layers(push.state) for push in pushes]), parts, device)
-        tokens = padded_tokens([push.tokens for push in pushes], max(counts)).to(device)
-        made = self._network.audio(tokens, torch.stack([push.state.voice for push in pushes]), signal)
-        samples, kept = made.cpu().numpy(), signal.kept()
-        for row, push in enumerate(pushes):
-            push.state.layers = None if push.final else kept[row].clone()
-        return [self._due(part, row_samples) for part, row_samples in zip(parts, samples, strict=True)]
-
-    def _layers(self, state: SpeechState) -> Tensor:
-        return state.voice.new_zeros(self._state_size) if state.layers is None else state.layers
-
-    def _due(self, part: Part, samples: FloatArray) -> FloatArray:
-        """samples: from ``delay`` before the first of the part's tokens on -> those of the speech."""
-        first = part.start * self._token_samples - self._delay
-        behind = part.count * self._token_samples if part.end is None else part.end * self._token_samples - first
-        return samples[max(0, -first) : max(0, behind)].copy()
-
-
-def _part(push: TokenPush, count: int) -> Part:
-    received = push.state.received_tokens
-    return Part(received, count, received + len(push.tokens) if push.final else None)
-
-
-class CutDecoder:
-    """``SpeechDecoder``. reach: tokens to the left of the due ones that are decoded with them."""
-
-    def __init__(self, network: BiCodec, reach: int, lookahead_tokens: int) -> None:
-        self._network, self._reach = network, reach
-        self._token_samples = network.config.samples_per_token
-        self.lookahead_tokens = lookahead_tokens
-
-    def open(self, global_tokens: IntArray) -> SpeechState:
-        return SpeechState(voice_of(self._network, global_tokens))
-
-    def push(self, pushes: Sequence[TokenPush]) -> list[FloatArray]:
-        _check(self._network, pushes)
-        windows, spans = zip(*map(self._window, pushes), strict=True) if pushes else ((), ())
-        used = [tokens if due else tokens[:0] for tokens, (_, due) in zip(windows, spans, strict=True)]
-        audio = decode_windows(self._network, used, [push.state.voice for push in pushes])
-        samples = []
-        for push, tokens, (left, due), row in zip(pushes, windows, spans, audio, strict=True):
-            samples.append(row[left * self._token_samples : (left + due) * self._token_samples].copy())
-            push.state.recent = tokens[max(0, left + due - self._reach) :].copy()
-            _advance(push, len(samples[-1]))
-        return samples
-
-    def _window(self, push: TokenPush) -> tuple[IntArray, tuple[int, int]]:
-        """All tokens that matter; how many of them are context on the left, and how many are due."""
+    def _makes_exact_samples(self, push: TokenPush) -> bool:
         state = push.state
-        tokens = np.concatenate([state.recent, push.tokens.astype(np.int32)])
-        open_tokens = state.received_tokens + len(push.tokens) - state.emitted_samples // self._token_samples
-        due = max(0, open_tokens - (0 if push.final else self.lookahead_tokens))
-        return tokens, (len(tokens) - open_tokens, due)
+        if self._lookahead(push) < self.reach:
+            return False
+        return state.received_tokens * self._token_samples - self._delay > state.emitted_samples
+
+    def _exact(self, pushes: Sequence[TokenPush]) -> list[FloatArray]:
+        for push in pushes:
+            if push.state.layers is None:
+                push.state.layers = push.state.voice.new_zeros(self._state_size)
+                push.state.layers_began = push.state.layers_read = self._first_within_reach(push.state)
+        audio = [np.zeros(0, np.float32) for _ in pushes]
+        for group in group_similar([push.state.received_tokens - push.state.layers_read for push in pushes], MAX_BATCH_TOKENS):
+            for row, samples in zip(group, self._through_layers([pushes[row].state for row in group]), strict=True):
+                audio[row] = samples
+        return audio
+
+    def _through_layers(self, states: Sequence[SpeechState]) -> list[FloatArray]:
+        """One network call."""
+        device = states[0].voice.device
+        new = [state.tokens_from(state.layers_read) for state in states]
+        parts = [Part(state.layers_read - state.layers_began, len(tokens)) for state, tokens in zip(states, new, strict=True)]
+        stored = torch.stack([state.layers for state in states if state.layers is not None])
+        tokens, voices = padded_tokens(new, max(map(len, new))).to(device), torch.stack([state.voice for state in states])
+        recorded = None if self._recorded is None else self._recorded.push(tokens, parts, voices, stored)
+        if recorded is None:
+            signal = SignalParts.of(stored, parts, device)
+            recorded = self._network.audio(tokens, voices, signal), signal.kept()
+        made, kept = recorded
+        assert kept is not None
+        samples = made.cpu().numpy()
+        audio = []
+        for row, state in enumerate(states):
+            first = state.layers_read * self._token_samples - self._delay
+            state.layers, state.layers_read = kept[row].clone(), state.received_tokens
+            end = state.received_tokens * self._token_samples - self._delay
+            audio.append(samples[row, state.emitted_samples - first : end - first].copy())
+        return audio
+
+    # Early
+
+    def _early_samples(self, push: TokenPush) -> int:
+        return (push.state.received_tokens - self._lookahead(push)) * self._token_samples - push.state.emitted_samples
+
+    def _lookahead(self, push: TokenPush) -> int:
+        return 0 if push.final else self.reach if push.lookahead is None else min(push.lookahead, self.reach)
+
+    def _early(self, pushes: Sequence[TokenPush]) -> list[FloatArray]:
+        firsts = [self._first_within_reach(push.state) for push in pushes]
+        windows = [push.state.tokens_from(first) for push, first in zip(pushes, firsts, strict=True)]
+        voices = [push.state.voice for push in pushes]
+        audio = []
+        for push, first, samples in zip(pushes, firsts, decode_windows(self._network, windows, voices, self._recorded), strict=True):
+            begin = push.state.emitted_samples - first * self._token_samples
+            audio.append(samples[begin : begin + self._early_samples(push)].copy())
+        return audio
+
+    def _first_within_reach(self, state: SpeechState) -> int:
+        """The first token that matters to the next sample."""
+        return max(0, state.emitted_samples // self._token_samples - self.reach)
+
+    def _advance(self, push: TokenPush, samples: int) -> None:
+        state = push.state
+        state.emitted_samples += samples
+        first = self._first_within_reach(state)
+        state.recent = state.tokens_from(max(first, state.received_tokens - len(state.recent))).copy()
+        if first > state.layers_read:  # the layers lack tokens that are gone, and don't need them
+            state.layers = None
+        if push.final:
+            state.close()
 
 
 def _check(network: BiCodec, pushes: Sequence[TokenPush]) -> None:
     for push in pushes:
         if push.state.finalized:
             raise InvalidInputError("This speech has ended; open another one.")
+        if push.lookahead is not None and push.lookahead < 0:
+            raise InvalidInputError(f"The lookahead is {push.lookahead} tokens; send 0 or more.")
         check_semantic(network, push.tokens)
     assert len({id(push.state) for push in pushes}) == len(pushes), "a state at most once"
-
-
-def _advance(push: TokenPush, samples: int) -> None:
-    push.state.received_tokens += len(push.tokens)
-    push.state.emitted_samples += samples
-    if push.final:
-        push.state.close()

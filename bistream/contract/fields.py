@@ -228,6 +228,12 @@ INPUTS = (
     Field("slack_s", "FP32", (_LM,), "with a pull: audio seconds that the listener has, those of pulled tokens included; absent: unknown"),
     Field("target_speech_tokens", "INT32", (_WAV,), "what to render", _VECTOR, default=_NO_CODES),
     Field("finalize", "BOOL", (_WAV,), "default false. True: the last tokens of the session", default=False),
+    Field(
+        "lookahead_tokens",
+        "INT32",
+        (_WAV,),
+        "Spark-TTS: tokens behind the last one that is heard; 0: the speech pauses; absent: as the model needs",
+    ),
     Field("prompt_text", "BYTES", (_LM,), "transcript of the voice", default=""),
     Field("prompt_speech_tokens", "INT32", (_LM, _WAV), "raw codes of the voice's recording", _VECTOR, default=_NO_CODES),
     Field("speaker_tokens", "INT32", (_LM,), "who speaks, in the model's own numbers, where it is told", _VECTOR, default=_NO_CODES),

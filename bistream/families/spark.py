@@ -34,8 +34,9 @@ SPARK = Family(
     audio_format=AudioFormat(
         sample_rate=16_000, tokens_per_second=50, mel_frames_per_token=1, chunk_tokens=50, lookahead_tokens=67, vocoder_overlap_frames=0
     ),
-    # All text of a sentence stands before its speech. The bounds are those of CosyVoice's training, in seconds.
-    blocks=BlockLayout(text_tokens=5, speech_tokens=50, min_speech_per_text=1, max_speech_per_text=40, interleaved=False),
+    # All text of a sentence stands before its speech, so there are no blocks; their sizes serve where a pace of text, and a second hop that
+    # comes soon, are reckoned. The bounds are those of CosyVoice's training, in seconds.
+    blocks=BlockLayout(text_tokens=5, speech_tokens=20, min_speech_per_text=1, max_speech_per_text=40, interleaved=False),
     yaml_names=("BiCodec/config.yaml",),
     text_directory="LLM",
     tokenizer_files=("tokenizer.json",),

@@ -1,4 +1,4 @@
-"""Float32 without TF32: process-wide flags let cuDNN and cuBLAS round the factors of float32 products to 10-bit mantissas (TF32)."""
+"""Float32 with and without TF32: process-wide flags let cuDNN and cuBLAS round the factors of float32 products to 10-bit mantissas."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import torch
 
 
 @contextmanager
-def exact_float32(benchmark: bool = False) -> Iterator[None]:
-    """Disable TF32 inside the block; the flags are restored after it. benchmark: cuDNN times its algorithms for every new shape."""
+def exact_float32(benchmark: bool = False, tf32: bool = False) -> Iterator[None]:
+    """Disable TF32 inside the block; the flags are restored after it. benchmark: cuDNN times its algorithms for every new shape.
+
+    tf32: enable it instead, for networks that may be inexact.
+    """
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32
-    cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = False, benchmark, False
+    cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = tf32, benchmark, tf32
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ boundary is a number of spoken tokens; a hop up to it takes the flow's 3 lookahe
 2. The second hop speaks at most 15 tokens (a block) more, because the listener has only the first one's audio meanwhile.
 3. All later hops end on multiples of 25 tokens counted from the start of the voice prompt, where the flow commits its caches, at
    least ``min_hop_tokens`` and at most ``min_hop_tokens + 24`` away: nothing is computed twice there. So may the second one. Those of a
-   whole text grow by a chunk for every ``_TOKENS_PER_CHUNK`` that were spoken, up to ``max_chunks``: their listener has audio by then, and
+   whole text grow by a chunk for every two that were spoken, up to ``max_chunks``: their listener has audio by then, and
    long hops cost less for each second of it.
 4. A hop goes out as soon as its tokens are there, also when the language model has ended meanwhile; what is left after the last
    boundary goes in the last hop, which may be empty. The first hop of a text in pieces waits until the next block is in sight
@@ -23,7 +23,11 @@ boundary is a number of spoken tokens; a hop up to it takes the flow's 3 lookahe
 5. Where the language model rests and the listener's audio runs out, the tokens that are there go out: a pause of the text must not
    hold back what was said before it. That is always the end of a block. It is the only boundary that time decides, and the hop after it
    is back at those of rule 3.
-6. Where chunks join (``chunks_join``: samples do not depend on how many complete chunks a hop has), hops of a text in pieces grow like
+6. Where all text of a sentence stands before its speech (``BlockLayout.interleaved`` is False) and the language model rests, the sentence
+   is over: what is left of it goes at once, as a *flush*, because what comes next has its own beginning. All counts then begin anew. Nor
+   do the first two hops wait for all of the lookahead there, but for ``first_lookahead_tokens`` and ``second_lookahead_tokens``: their
+   audio is then an approximation.
+7. Where chunks join (``chunks_join``: samples do not depend on how many complete chunks a hop has), hops of a text in pieces grow like
    those of a whole text, and time decides how many chunks they have: a hop waits for the tokens of all of them only while the listener
    has a second of audio for each that is there.
 """
@@ -34,16 +38,17 @@ from dataclasses import dataclass
 
 from bistream.config import RuntimeConfig
 from bistream.families.audio_format import AudioFormat
-from bistream.families.family import BlockLayout
+from bistream.families.family import BlockLayout, Family
 
 _INSTANT_S = 1e-6  # step just past a threshold
-_TOKENS_PER_CHUNK = 50
+_SPOKEN_PER_CHUNK = 2  # chunks
+_SECOND_LOOKAHEAD = 25  # of Spark-TTS: at random weights 90 dB, where 10 are 25 dB
 _AUDIO_PER_CHUNK_S = 1.0  # of a listener, for each chunk that could go out, before its hop waits no longer for another one
 
 
 @dataclass(frozen=True)
 class HopProgress:
-    """Progress of one session between two hops (``next_hop`` is not called while a hop is being computed).
+    """Progress of one session between two hops (``next_hop`` is not called while a hop is being computed), since its last flush.
 
     prompt_tokens: speech tokens of its voice prompt. received_tokens: speech tokens the language model has produced.
     sent_tokens: those already in hops, lookahead included. has_ended: the language model has ended.
@@ -53,7 +58,7 @@ class HopProgress:
     next_block_s: until the text of the next block is expected; 0.0: it is there; None: nobody knows. block_every_s: how often the text of
     a block comes; None: nobody knows.
     waited_s: since the tokens of the first hop were there.
-    chunks_join: rule 6 applies.
+    chunks_join: rule 7 applies.
     """
 
     prompt_tokens: int
@@ -78,7 +83,8 @@ class HopProgress:
 class HopPolicy:
     """Settings of the rules above, and the family's numbers in them. Token counts exclude the lookahead.
 
-    first_latency_s: assumed for the first hop, which the session has not measured yet.
+    first_lookahead_tokens, second_lookahead_tokens: of these hops; None: as later. first_latency_s: assumed for the first hop, which the
+    session has not measured yet.
     """
 
     audio_format: AudioFormat
@@ -90,16 +96,28 @@ class HopPolicy:
     first_hop_patience_s: float = 0.5
     first_latency_s: float = 0.06
     max_chunks: int = RuntimeConfig.max_hop_chunks
+    first_lookahead_tokens: int | None = None
+    second_lookahead_tokens: int | None = None
+
+    @classmethod
+    def of(cls, family: Family, config: RuntimeConfig) -> HopPolicy:
+        usual, first = family.audio_format.lookahead_tokens, config.first_lookahead_tokens
+        hurries = not family.blocks.interleaved and first < usual
+        return cls(
+            family.audio_format,
+            family.blocks,
+            config.first_hop_tokens,
+            max_chunks=config.max_hop_chunks,
+            first_lookahead_tokens=first if hurries else None,
+            second_lookahead_tokens=min(max(first, _SECOND_LOOKAHEAD), usual) if hurries else None,
+        )
 
     def next_hop(self, progress: HopProgress) -> int | None:
-        """Tokens to send now, the lookahead included; None: wait.
-
-        The hop is the session's final one when the language model has ended and no tokens remain after it; it may then be 0.
-        """
+        """Tokens to send now, the lookahead included; None: wait. 0 only where ``is_final`` or ``is_flush``."""
         target, pending = self._target(progress), progress.pending_tokens
         if pending >= target:
             return target if progress.sent_tokens or self._may_begin(progress) else None
-        if progress.has_ended:
+        if progress.has_ended or self._is_over(progress):
             return pending
         if (chunks := self._ready_chunks(progress)) and self._waits_s(progress, chunks) <= 0.0:
             return self._tokens_of(progress, chunks)
@@ -109,12 +127,21 @@ class HopPolicy:
 
     def has_first_tokens(self, progress: HopProgress) -> bool:
         """Whether the tokens of the first hop are there."""
-        return progress.received_tokens >= self._first_boundary(progress) + self.audio_format.lookahead_tokens
+        return progress.received_tokens >= self._first_boundary(progress) + self._first_lookahead
 
     def is_final(self, progress: HopProgress, count: int) -> bool:
         """Whether a hop of ``count`` tokens is the last one. Not on a boundary, even where no token is left: whether the end is known
         by then is a matter of time."""
         return progress.has_ended and count == progress.pending_tokens and count < self._target(progress)
+
+    def lookahead_tokens(self, progress: HopProgress) -> int | None:
+        """Of the next hop, unless it is a flush or final, if fewer than usual."""
+        lookahead = self._lookahead(progress)
+        return lookahead if lookahead < self.audio_format.lookahead_tokens else None
+
+    def is_flush(self, progress: HopProgress, count: int) -> bool:
+        """Whether a hop of ``count`` tokens is the last one of a sentence, though not of the session (rule 6)."""
+        return self._is_over(progress) and count == progress.pending_tokens and count < self._target(progress)
 
     def recheck_after_s(self, progress: HopProgress) -> float | None:
         """Seconds until the answer changes from None to a hop without further tokens; None: never."""
@@ -134,37 +161,74 @@ class HopPolicy:
         return missing if missing > 0 else self.audio_format.chunk_tokens
 
     @property
+    def withheld_s(self) -> float:
+        """Speech that the language model is always ahead, by the lookahead of later hops over that of the first, and nobody hears yet."""
+        return (self.audio_format.lookahead_tokens - self._first_lookahead) / self.audio_format.tokens_per_second
+
+    @property
     def _withheld_tokens(self) -> int:
         """Of a hop, heard with the next one."""
         return self.audio_format.vocoder_overlap_frames // self.audio_format.mel_frames_per_token
 
+    @property
+    def _first_lookahead(self) -> int:
+        return self.audio_format.lookahead_tokens if self.first_lookahead_tokens is None else self.first_lookahead_tokens
+
+    @property
+    def _second_lookahead(self) -> int:
+        return self.audio_format.lookahead_tokens if self.second_lookahead_tokens is None else self.second_lookahead_tokens
+
     def _spoken_tokens(self, progress: HopProgress) -> int:
         """Tokens in hops, without the lookahead: the last boundary."""
-        return max(0, progress.sent_tokens - self.audio_format.lookahead_tokens)
+        first, sent = self._first_boundary(progress), progress.sent_tokens
+        of_first = min(sent - self._first_lookahead, first)
+        of_second = min(sent - self._second_lookahead, self._second_boundary(progress, first))
+        return max(0, of_first, of_second, sent - self.audio_format.lookahead_tokens)
+
+    def _lookahead(self, progress: HopProgress) -> int:
+        """Of the next hop."""
+        if not progress.sent_tokens:
+            return self._first_lookahead
+        is_second = self._spoken_tokens(progress) == self._first_boundary(progress)
+        return self._second_lookahead if is_second else self.audio_format.lookahead_tokens
 
     def _target(self, progress: HopProgress) -> int:
         """Tokens of the hop to the next boundary."""
-        return self._boundary(progress) + self.audio_format.lookahead_tokens - progress.sent_tokens
+        return self._boundary(progress) + self._lookahead(progress) - progress.sent_tokens
+
+    def _is_over(self, progress: HopProgress) -> bool:
+        """The sentence."""
+        rests = progress.is_resting and not self.blocks.interleaved and not progress.has_ended
+        return rests and progress.received_tokens > 0
 
     def _boundary(self, progress: HopProgress) -> int:
         """The next one, in spoken tokens."""
         first, spoken = self._first_boundary(progress), self._spoken_tokens(progress)
         if progress.sent_tokens == 0:
             return first
-        position = progress.prompt_tokens + spoken
+        if spoken == first:
+            return self._second_boundary(progress, first)
+        return self._on_grid(progress, spoken) + self._more_chunks(progress) * self.audio_format.chunk_tokens
+
+    def _second_boundary(self, progress: HopProgress, first: int) -> int:
+        return min(self._on_grid(progress, first), first + self.blocks.speech_tokens)
+
+    def _on_grid(self, progress: HopProgress, spoken: int) -> int:
+        """The end of the first hop that is long enough."""
         chunk = self.audio_format.chunk_tokens
-        grid = (-(-(position + self.min_hop_tokens) // chunk) + self._more_chunks(progress)) * chunk - progress.prompt_tokens
-        return min(grid, first + self.blocks.speech_tokens) if spoken == first else grid
+        return -(-(progress.prompt_tokens + spoken + self.min_hop_tokens) // chunk) * chunk - progress.prompt_tokens
 
     def _more_chunks(self, progress: HopProgress) -> int:
         """Beyond the first one of a hop. None in the second hop, which follows rule 2 however long the first one was."""
         if self._spoken_tokens(progress) == self._first_boundary(progress):
             return 0
-        grows = progress.is_whole or progress.chunks_join
-        return min(self.max_chunks, max(1, self._spoken_tokens(progress) // _TOKENS_PER_CHUNK)) - 1 if grows else 0
+        if not (progress.is_whole or progress.chunks_join):
+            return 0
+        chunks = self._spoken_tokens(progress) // (_SPOKEN_PER_CHUNK * self.audio_format.chunk_tokens)
+        return min(self.max_chunks, max(1, chunks)) - 1
 
     def _ready_chunks(self, progress: HopProgress) -> int:
-        """Of a hop that lacks tokens: chunks that may go out without the others (rule 6)."""
+        """Of a hop that lacks tokens: chunks that may go out without the others (rule 7)."""
         lacking = -(-(self._target(progress) - progress.pending_tokens) // self.audio_format.chunk_tokens)
         return max(0, 1 + self._more_chunks(progress) - lacking) if progress.chunks_join else 0
 

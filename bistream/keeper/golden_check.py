@@ -120,12 +120,10 @@ class _Form:
     @classmethod
     def of(cls, parameters: Parameters) -> _Form:
         """Raises ``CheckpointError``."""
-        defaults, values = RuntimeConfig(), parameters[COSYVOICE2_BISTREAM.name]
-        first, most = (int(values.get(name, getattr(defaults, name))) for name in HOP_SETTINGS)
-        family = family_of(parameters[TOKEN2WAV.name].get("model_dir", ""))
-        recordings = {name: values[name] for name in ("condition_recordings", "min_reference_s", "max_reference_s") if name in values}
-        policy = HopPolicy(family.audio_format, family.blocks, first, max_chunks=most)
-        return cls(family.tells_speaker, family.audio_format.samples_per_token, policy, RuntimeConfig.from_strings(recordings))
+        values, family = parameters[COSYVOICE2_BISTREAM.name], family_of(parameters[TOKEN2WAV.name].get("model_dir", ""))
+        followed = (*HOP_SETTINGS, "condition_recordings", "min_reference_s", "max_reference_s")
+        front_model = RuntimeConfig.from_strings({name: values[name] for name in followed if name in values})
+        return cls(family.tells_speaker, family.audio_format.samples_per_token, HopPolicy.of(family, front_model), front_model)
 
 
 def _speak_as(stored: StoredGolden, stream: ModelStream, form: _Form, exact: bool, sums_vary: bool) -> None:

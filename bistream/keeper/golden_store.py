@@ -35,7 +35,8 @@ CHECKPOINT_FILES = {  # what each model reads of its model_dir, in any family
     TOKEN2WAV.name: ("flow.pt", "hift.pt", *_NETWORKS, *YAML_NAMES),
 }
 _RESULT_SETTINGS = ("final_mode", "left_context_chunks")  # change what is computed, whatever computes it
-HOP_SETTINGS = ("first_hop_tokens", "max_hop_chunks")  # of the front model: how it cuts a whole text, which the audio follows
+# Of the front model: how it cuts a whole text, which the audio follows.
+HOP_SETTINGS = ("first_hop_tokens", "first_lookahead_tokens", "max_hop_chunks")
 _FRONT_MODEL_SETTINGS = (*HOP_SETTINGS, "condition_recordings")
 _ENVIRONMENT_SETTINGS = ("device", "dtype", "engine", "num_threads", "speech_tokenizer", "speaker_encoder")
 _PACKAGES = ("torch", "triton", "onnxruntime", "tensorrt_llm")

@@ -40,13 +40,15 @@ class HopPacing:
         self._report = report
         self._voice_tokens: int | None = None
         self._tokens_sent = 0
+        self._tokens_flushed = 0  # of them
         self._hop_latency_s = 0.0
         self._last_hop_at = 0.0
         self._first_tokens_at: float | None = None  # when those of the first hop were there
         self._format = policy.audio_format
         self.text = TextPace(policy.blocks.text_tokens)
         self.playback = Playback(self._format.sample_rate)
-        self._is_final = False  # the hop that is due
+        self._is_final = self._is_flush = False  # the hop that is due
+        self._lookahead_tokens: int | None = None  # of it
         self.wake_at: float | None = None
         self.hop_began_at: float | None = None
 
@@ -81,7 +83,8 @@ class HopPacing:
     def wanted_tokens(self, now: float) -> TokenDemand:
         """How many more tokens the next hop needs, and the audio that the listener has until then."""
         received_s = (self._tokens_sent + len(self._session.tokens)) / self._format.tokens_per_second
-        unspoken_s = max(0.0, received_s - self.playback.samples_sent / self._format.sample_rate)
+        spoken_s = self.playback.samples_sent / self._format.sample_rate
+        unspoken_s = max(0.0, received_s - self._policy.withheld_s - spoken_s)
         slack_s = None if self._session.start.offline else self.playback.buffer_s(now) + unspoken_s
         return TokenDemand(self._policy.wanted_tokens(self._progress(now, 0.0)), slack_s)
 
@@ -118,6 +121,8 @@ class HopPacing:
         progress = self._progress(now, buffer_s)
         count = self._policy.next_hop(progress)
         self._is_final = count is not None and self._policy.is_final(progress, count)
+        self._is_flush = count is not None and self._policy.is_flush(progress, count)
+        self._lookahead_tokens = 0 if self._is_flush else self._policy.lookahead_tokens(progress)
         recheck_s = self._policy.recheck_after_s(progress) if count is None else None
         self.wake_at = None if recheck_s is None else now + recheck_s
         return count
@@ -127,8 +132,8 @@ class HopPacing:
         session, heard = self._session, self._session.last_message
         progress = HopProgress(
             prompt_tokens=self._voice_tokens,
-            received_tokens=self._tokens_sent + len(session.tokens),
-            sent_tokens=self._tokens_sent,
+            received_tokens=self._tokens_sent + len(session.tokens) - self._tokens_flushed,
+            sent_tokens=self._tokens_sent - self._tokens_flushed,
             has_ended=session.finish_reason is not None,
             playback_buffer_s=buffer_s,
             hop_latency_s=self._hop_latency_s,
@@ -155,6 +160,8 @@ class HopPacing:
             session.own(TOKEN2WAV, self._cancel)
         session.speaking(True)
         self._tokens_sent += count
+        if self._is_flush:
+            self._tokens_flushed = self._tokens_sent
         return Token2WavHop(
             session_id=session.port_id,
             token_ids=session.take_tokens(count),
@@ -163,4 +170,5 @@ class HopPacing:
             seed=session.start.options.seed,
             playback_buffer_s=self.playback.buffer_s(now),
             expected_speech_s=session.reserved_s if is_first else None,
+            lookahead_tokens=self._lookahead_tokens,
         )

@@ -73,7 +73,7 @@ class Orchestrator:
         self._loop = EventLoop("bistream-sessions")
         self._helpers = ThreadPoolExecutor(HELPER_THREADS, "bistream-helper")
         family = family_of(config.model_dir)
-        hop_policy = HopPolicy(family.audio_format, family.blocks, config.first_hop_tokens, max_chunks=config.max_hop_chunks)
+        hop_policy = HopPolicy.of(family, config)
         voices = Voices(config, ports.voice)
         self._services = Services(config, ports, voices, family, hop_policy, self._loop, self._helpers, clock, self._metrics)
         self.listed_voices = self._services.voices.listed

@@ -1,7 +1,7 @@
 """The renderer of a family whose codec makes audio of speech tokens in one pass (``token2wav.renderer``'s contract).
 
-A hop is a push of tokens to the incremental decoder, in float32; whole utterances are pushed in pieces, so that hops run between them.
-Nothing is random, and a session keeps one vector of fixed size, so there are no pools.
+A hop is a push of tokens to the incremental decoder, in float32 or TF32; whole utterances are pushed in pieces, so that hops run between
+them. Nothing is random, and what a session keeps has a fixed size, so there are no pools.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 
 from bistream.bicodec.decoding import check_semantic
 from bistream.bicodec.network import BiCodec
-from bistream.bicodec.stream import SpeechDecoder, SpeechState, TokenPush, make_decoder
+from bistream.bicodec.stream import SpeechDecoder, SpeechState, TokenPush
 from bistream.bicodec.weights import load_codec
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, EngineError, InvalidInputError
-from bistream.gpu.device import device_name, open_device, resolve_device
-from bistream.gpu.tier import Tier, TierChoice
+from bistream.gpu.device import open_device, resolve_device
+from bistream.gpu.tier import Tier, TierChoice, choose_tier
 from bistream.processes.start_phases import phase
 from bistream.token2wav.renderer import HopsInProgress, Outcome, PoolUse, RendererHop, RendererSizes, Rendering
 from bistream.types import FloatArray, IntArray, VoicePrompt
@@ -91,6 +91,7 @@ class CodecRenderer:
         open_device(device)
         with phase("codec: weights read"):
             network = load_codec(config.model_dir, device)
+        network.tf32 = config.dtype != "float32"  # and no 16 bit, which is no faster here and at least 5 dB worse
         codec = network.config
         sizes = RendererSizes(
             codec.recording.sample_rate,
@@ -98,10 +99,14 @@ class CodecRenderer:
             frames_per_token=1,
             mel_bins=0,
             speaker_embedding_size=codec.speaker.tokens,
+            may_hurry=True,
             shares_batches=device.type != "cpu",  # matrix libraries of CPUs sum by the shape of a product
         )
-        tier = TierChoice("codec", Tier.PLAIN, device_name(device), ())
-        return cls(network, make_decoder(network), sizes, tier)
+        dtype = torch.bfloat16 if network.tf32 else torch.float32  # TF32 counts as 16 bit
+        tier = choose_tier("codec", config.kernels, device, dtype, kernels_need=("a flow",))
+        with phase("codec: recording"):
+            decoder = SpeechDecoder(network, records=tier.tier is Tier.GRAPHS)
+        return cls(network, decoder, sizes, tier)
 
     @property
     def healthy(self) -> bool:
@@ -132,7 +137,9 @@ class CodecRenderer:
             raise self._failed() from None
 
     def begin(self, hops: Sequence[RendererHop]) -> HopsInProgress:
-        pushes = [TokenPush(_own(hop.rendering).state, np.array(hop.token_ids, np.int32), hop.finalize) for hop in hops]
+        pushes = [
+            TokenPush(_own(hop.rendering).state, np.array(hop.token_ids, np.int32), hop.finalize, hop.lookahead_tokens) for hop in hops
+        ]
         return CodecHops(lambda: self._push(pushes))
 
     def prepare(self, rendering: Rendering) -> None:

@@ -25,7 +25,8 @@ class Token2WavHop:
     """New speech tokens of one session. prompt, seed and expected_speech_s are used in the first hop only, which must carry a prompt.
 
     playback_buffer_s: audio the listener has left; the session with the least is served first. expected_speech_s: of the whole session,
-    for which its state is reserved, if that is less than the usual reservation; None: nobody knows.
+    for which its state is reserved, if that is less than the usual reservation; None: nobody knows. lookahead_tokens: as in
+    ``RendererHop``.
     """
 
     session_id: str
@@ -35,6 +36,7 @@ class Token2WavHop:
     seed: int = 0
     playback_buffer_s: float = 0.0
     expected_speech_s: float | None = None
+    lookahead_tokens: int | None = None
 
 
 @dataclass(eq=False)
@@ -73,7 +75,8 @@ class HopJob:
     @property
     def needs_computing(self) -> bool:
         """False for a lease renewal and for the end of a session that never received a token."""
-        return bool(self.hop.token_ids) or (self.hop.finalize and self.session.received_tokens > 0)
+        is_all_heard = self.hop.finalize or self.hop.lookahead_tokens is not None
+        return bool(self.hop.token_ids) or (is_all_heard and self.session.received_tokens > 0)
 
 
 def check_prompt(renderer: SpeechRenderer, prompt: VoicePrompt) -> None:
@@ -91,6 +94,10 @@ def check_hop(renderer: SpeechRenderer, hop: Token2WavHop) -> None:
     if len(hop.token_ids) > MAX_HOP_TOKENS:
         raise InvalidInputError(f"A hop of {len(hop.token_ids)} speech tokens is too long; send at most {MAX_HOP_TOKENS} in each.")
     renderer.check_tokens(hop.token_ids)
+    if hop.lookahead_tokens is not None and not renderer.sizes.may_hurry:
+        raise InvalidInputError("The lookahead of this model is fixed; leave lookahead_tokens out.")
+    if hop.lookahead_tokens is not None and hop.lookahead_tokens < 0:
+        raise InvalidInputError(f"lookahead_tokens is {hop.lookahead_tokens}; send 0 or more.")
     if not (math.isfinite(hop.playback_buffer_s) and hop.playback_buffer_s >= 0):
         raise InvalidInputError(f"playback_buffer_s is {hop.playback_buffer_s}; send the seconds of audio left, 0 or more.")
     if hop.expected_speech_s is not None and not (math.isfinite(hop.expected_speech_s) and hop.expected_speech_s >= 0):

@@ -39,6 +39,7 @@ class RendererSizes:
     samples_per_frame: audio samples per mel frame. speaker_embedding_size: width of the speaker vector.
     shares_batches: hops of several sessions are computed together; False where that would change their samples, if only by rounding.
     chunks_join: samples do not depend on how many complete chunks a hop has, but for rounding; False where rounding matters, too.
+    may_hurry: a hop may have fewer tokens behind what is heard than the networks see (``RendererHop.lookahead_tokens``).
     """
 
     sample_rate: int
@@ -48,6 +49,7 @@ class RendererSizes:
     speaker_embedding_size: int
     shares_batches: bool = True
     chunks_join: bool = False
+    may_hurry: bool = False
 
     @property
     def tokens_per_second(self) -> float:
@@ -87,11 +89,15 @@ class Rendering(Protocol):
 
 @dataclass(frozen=True)
 class RendererHop:
-    """New speech tokens of one rendering. finalize: the last hop; emits everything withheld."""
+    """New speech tokens of one rendering. finalize: the last hop, which emits everything withheld.
+
+    lookahead_tokens: those behind the last one that is heard, if fewer than the networks see; 0 where the speech pauses.
+    """
 
     rendering: Rendering
     token_ids: Sequence[int]
     finalize: bool
+    lookahead_tokens: int | None = None
 
 
 FLOW_PAGES, VOCODER_SLOTS = "flow pages", "vocoder slots"  # names of pools

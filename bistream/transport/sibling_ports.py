@@ -109,6 +109,7 @@ class SiblingToken2Wav:
             "session_id": hop.session_id,
             "target_speech_tokens": hop.token_ids,
             "finalize": hop.finalize,
+            "lookahead_tokens": hop.lookahead_tokens,
             "seed": hop.seed,
             "playback_buffer_s": hop.playback_buffer_s,
         }

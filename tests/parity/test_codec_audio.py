@@ -13,7 +13,7 @@ import torch
 
 from bistream.bicodec.decoding import decode
 from bistream.bicodec.signal import WholeSignals
-from bistream.bicodec.stream import TokenPush, make_decoder
+from bistream.bicodec.stream import SpeechDecoder, TokenPush
 from bistream.types import FloatArray, IntArray
 from tests.parity.golden_spark import read_json, tensors
 from tests.parity.spark_codec import WAVE_TOLERANCE, assert_close, codec
@@ -85,7 +85,7 @@ def test_chunks_as_the_references_runtime_makes_them(case: dict[str, Any]) -> No
 @pytest.mark.parametrize("step", [1, 7, 50])
 def test_a_stream_equals_one_call(case: dict[str, Any], step: int) -> None:
     semantic, voice = stream_tokens(case)
-    decoder = make_decoder(codec())
+    decoder = SpeechDecoder(codec())
     state = decoder.open(voice)
     pieces = [semantic[begin : begin + step] for begin in range(0, len(semantic), step)]
     audio = [decoder.push([TokenPush(state, piece, piece is pieces[-1])])[0] for piece in pieces]

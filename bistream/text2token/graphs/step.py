@@ -57,7 +57,7 @@ class GraphStep:
     ) -> None:
         device = weights.embedding.device
         self.weights = weights
-        self.sampler = make_sampler(config, device)
+        self.sampler = make_sampler(config, device, exact=False)
         self.functions = functions if self.sampler.compiles else functions._replace(sample_rows=layer.sample_rows)
         self.tuning = tuning
         self.state = SamplerState(settings.max_sessions, TokenSpace.of(config), self.sampler.history_size, device)

@@ -63,6 +63,7 @@ class TritonPythonModel(SiblingModel):
                 seed=inputs.value("seed"),
                 playback_buffer_s=inputs.value("playback_buffer_s"),
                 expected_speech_s=inputs.value("expected_speech_s"),
+                lookahead_tokens=inputs.value("lookahead_tokens"),
             )
         )
 

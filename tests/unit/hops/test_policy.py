@@ -10,6 +10,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from bistream.config import RuntimeConfig
+from bistream.families.spark import SPARK
 from bistream.hops.policy import HopPolicy, HopProgress
 from tests.formats import AUDIO_FORMAT, BLOCKS, CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
 
@@ -290,3 +292,66 @@ def test_a_pause_is_bridged_earlier_on_a_slow_server() -> None:
     calm = HopProgress(60, 60, 43, False, playback_buffer_s=0.7, is_whole=False, is_resting=True)
     assert POLICY.next_hop(calm) is None
     assert POLICY.next_hop(dataclasses.replace(calm, hop_latency_s=0.6)) == 17
+
+
+# Sentences whose text stands before their speech
+
+SENTENCES = HopPolicy.of(SPARK, RuntimeConfig(first_lookahead_tokens=10))
+
+
+@st.composite
+def sentences(draw: st.DrawFn) -> HopProgress:
+    sent = draw(st.just(0) | st.integers(20, 600))
+    return HopProgress(
+        prompt_tokens=draw(st.integers(0, 750)),
+        received_tokens=sent + draw(st.integers(0, 200)),
+        sent_tokens=sent,
+        has_ended=draw(st.booleans()),
+        is_resting=draw(st.booleans()),
+        playback_buffer_s=draw(st.floats(0, 20)) if sent else 0.0,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(sentences())
+def test_a_rest_withholds_nothing(progress: HopProgress) -> None:
+    """Hop after hop goes out at once until the sentence is flushed, or the session ended, whatever the listener has."""
+    left = dataclasses.replace(progress, is_resting=True)
+    for _ in range(12):
+        count = SENTENCES.next_hop(left)
+        if left.received_tokens == 0 and not left.has_ended:
+            assert count is None
+            return
+        assert count is not None
+        assert not (SENTENCES.is_final(left, count) and SENTENCES.is_flush(left, count))
+        if SENTENCES.is_flush(left, count) or SENTENCES.is_final(left, count):
+            assert is_all(left, count)
+            return
+        left = dataclasses.replace(left, sent_tokens=left.sent_tokens + count)
+    raise AssertionError("no end")
+
+
+def is_all(progress: HopProgress, count: int) -> bool:
+    return count == progress.pending_tokens
+
+
+@settings(max_examples=60, deadline=None)
+@given(progresses())
+def test_an_interleaved_text_is_never_flushed(progress: HopProgress) -> None:
+    count = POLICY.next_hop(progress)
+    assert count is None or not POLICY.is_flush(progress, count)
+
+
+def test_the_first_hops_of_a_sentence_wait_for_less() -> None:
+    progress = HopProgress(40, received_tokens=24, sent_tokens=0, has_ended=False)
+    assert SENTENCES.next_hop(progress) is None and SENTENCES.wanted_tokens(progress) == 1
+    assert SENTENCES.next_hop(dataclasses.replace(progress, received_tokens=30)) == 25
+    sent, spoken = 0, []
+    for lookahead in (10, 25, None, None):
+        begun = HopProgress(0, received_tokens=1000, sent_tokens=sent, has_ended=False)
+        assert SENTENCES.lookahead_tokens(begun) == lookahead
+        sent += SENTENCES.next_hop(begun) or 0
+        spoken.append(sent - (67 if lookahead is None else lookahead))
+    assert spoken == [15, 35, 50, 100]
+    exact = HopPolicy.of(SPARK, RuntimeConfig(first_lookahead_tokens=67))
+    assert exact.next_hop(dataclasses.replace(progress, received_tokens=100)) == 82 and exact.lookahead_tokens(progress) is None

@@ -58,6 +58,19 @@ def test_hops_are_one_call(renderer: CodecRenderer, whole: FloatArray, cuts: set
     np.testing.assert_allclose(np.concatenate(heard), np.clip(whole, -0.99, 0.99), rtol=0, atol=5e-5)
 
 
+def test_a_hop_says_how_much_it_withholds(renderer: CodecRenderer) -> None:
+    size, rendering = renderer.sizes.samples_per_frame, renderer.open(voice(), seed=0)
+    samples = []
+    for start, end, lookahead in ((0, 25, 10), (25, 60, 0), (60, 61, None), (61, 61, 0)):
+        (waveform,) = renderer.begin(
+            [RendererHop(rendering, TOKENS[start:end].tolist(), finalize=False, lookahead_tokens=lookahead)]
+        ).finish()
+        assert isinstance(waveform, np.ndarray)
+        samples.append(len(waveform))
+    assert samples == [15 * size, 45 * size, 0, size]
+    rendering.close()
+
+
 def test_an_utterance_is_one_call(renderer: CodecRenderer, whole: FloatArray) -> None:
     utterance = renderer.begin_utterance(TOKENS.tolist(), voice(), seed=0, speed=1.0)
     steps = 0
