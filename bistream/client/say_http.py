@@ -28,7 +28,8 @@ from bistream.client.server_errors import WrongCallError, server_error
 from bistream.client.translation import no_answer
 from bistream.client.voice_options import GENERATION_OPTIONS, add_cross_lingual, add_options, check_voice, given_inputs, refusal
 from bistream.contract.audio import sample_rate_of
-from bistream.contract.fields import COSYVOICE2, Field
+from bistream.contract.field import Field
+from bistream.contract.fields import COSYVOICE2
 from bistream.errors import BistreamError, InvalidInputError
 
 MAX_BODY_BYTES = 1_000_000  # this Triton release crashes on JSON bodies of 4 MB; a proxy in front should refuse more than 1 MB

@@ -7,7 +7,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bistream.contract.fields import COSYVOICE2_BISTREAM, Field
+from bistream.contract.field import Field
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError, InvalidInputError
 from bistream.types import GenerationOptions
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bistream.contract.codec import scalar_array, text_array
-from bistream.contract.fields import Field, ModelContract
+from bistream.contract.field import Field
+from bistream.contract.fields import ModelContract
 from bistream.text.special_tokens import SPECIAL_TOKENS
 from bistream.transport.envelope import Message, pack
 from tests.sounds import speech_like

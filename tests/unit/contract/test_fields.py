@@ -17,7 +17,8 @@ from bistream.client.messages import RequestMessages
 from bistream.client.opening import START_ARGUMENTS, SessionStarts
 from bistream.client.say import parse_arguments, start_session
 from bistream.contract.codec import ArrayInputs, Arrays, flat_values, input_arrays, to_array, to_value
-from bistream.contract.fields import CONTRACTS, COSYVOICE2_BISTREAM, LLM_BISTREAM, Field
+from bistream.contract.field import Field
+from bistream.contract.fields import CONTRACTS, COSYVOICE2_BISTREAM, LLM_BISTREAM
 from bistream.sessions.ports import BistreamRequest
 from bistream.text2token.service import LanguageModelStart
 from bistream.transport.sibling_ports import SiblingLanguageModel
