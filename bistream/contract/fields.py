@@ -100,6 +100,31 @@ INPUTS = (
         check=checks.check_speaker_name,
         is_start_only=True,
     ),
+    Field(
+        "gender",
+        "BYTES",
+        (*_BOTH, _LM),
+        "with the start, instead of a reference, where the checkpoint takes labels: `female` or `male`, of a voice"
+        " [made of labels](#voices-made-of-labels)",
+        check=checks.check_gender,
+        is_start_only=True,
+    ),
+    Field(
+        "pitch",
+        "BYTES",
+        (*_BOTH, _LM),
+        "with `gender`: `very_low`, `low`, `moderate` (the default), `high`, `very_high`",
+        check=checks.check_pitch,
+        is_start_only=True,
+    ),
+    Field(
+        "speaking_rate",
+        "BYTES",
+        (*_BOTH, _LM),
+        "with `gender`: how fast that voice speaks, in the words of `pitch`; `speed` is something else",
+        check=checks.check_speaking_rate,
+        is_start_only=True,
+    ),
     # The language model's part of a request, ``types.GenerationOptions``, which nothing in between looks at one by one.
     Field("seed", "INT64", (_FRONT, _LM, _WAV), "with the start: sampling; default 0", default=0, check=checks.check_seed),
     Field(
@@ -223,6 +248,7 @@ OUTPUTS = (
     Field("waveform", "FP32", ("cosyvoice2", _WAV), "mono in [-0.99, 0.99], at the model's `sample_rate`", _VECTOR),
     Field("sequence_number", "INT32", (_FRONT,), "0, 1, 2, ..."),
     Field("speech_token_ids", "INT32", (_LM,), "further speech tokens", _VECTOR),
+    Field("made_voice", "INT32", (_LM,), "of a request with `gender`, which is no session: the voice, as `speaker_tokens`", _VECTOR),
     Field("is_final", "BOOL", (_LM,), "the last message of the session"),
     Field("finish_reason", "BYTES", (_LM,), "of the last message: eos, length, cancelled, error"),
     Field(
