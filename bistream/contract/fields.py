@@ -104,8 +104,7 @@ INPUTS = (
         "gender",
         "BYTES",
         (*_BOTH, _LM),
-        "with the start, instead of a reference, where the checkpoint takes labels: `female` or `male`, of a voice"
-        " [made of labels](#voices-made-of-labels)",
+        "with the start: `female` or `male`, to have a voice made of labels in place of a reference; of families that do so",
         check=checks.check_gender,
         is_start_only=True,
     ),
@@ -121,7 +120,7 @@ INPUTS = (
         "speaking_rate",
         "BYTES",
         (*_BOTH, _LM),
-        "with `gender`: how fast that voice speaks, in the words of `pitch`; `speed` is something else",
+        "with `gender`: how fast the voice speaks by nature, in the words of `pitch`",
         check=checks.check_speaking_rate,
         is_start_only=True,
     ),
