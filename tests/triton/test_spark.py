@@ -76,6 +76,14 @@ def test_a_voice_of_labels(keeper: Keeper) -> None:
     assert ask(keeper.grpc_url, "cosyvoice2", target_text=TEXT, gender="male", speaking_rate="low").waveform.size > 0
 
 
+def test_voices_are_made_side_by_side(keeper: Keeper) -> None:
+    with Stream(keeper.grpc_url) as stream:
+        sent = [stream.send(MODEL, target_text="Hi.", gender="male", seed=seed) for seed in (100, 101, 102)]
+        answers = [stream.receive(one) for one in sent]
+    assert all(answer.error is None and answer.waveform.size > 0 for answer in answers)
+    assert len({answer.waveform.tobytes() for answer in answers}) == len(answers)
+
+
 def test_the_client_speaks_in_a_voice_of_labels(keeper: Keeper, tmp_path: Path) -> None:
     output = tmp_path / "out.wav"
     assert main(["say", TEXT, *LABEL_OPTIONS, "--server", keeper.grpc_url, "--output", str(output)]) == 0
