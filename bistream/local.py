@@ -17,11 +17,12 @@ import numpy as np
 
 from bistream.checkpoints.files import family_of
 from bistream.config import RuntimeConfig
-from bistream.contract.codec import to_bytes
+from bistream.contract.codec import flat_values, to_bytes
 from bistream.errors import BistreamError, CancelledError, UnknownSessionError
 from bistream.metrics.stage_times import StageTimes
 from bistream.sessions.orchestrator import Orchestrator
 from bistream.sessions.ports import BistreamRequest, Ports
+from bistream.text2token.one_table.prompts import Labels
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
 from bistream.token2mel.state_budget import unshared_session_s
 from bistream.token2wav.factory import load_renderer
@@ -35,7 +36,7 @@ DEFAULT_OPTIONS = GenerationOptions()
 
 @dataclass(frozen=True)
 class VoiceChoice:
-    """A recording (float32 [N], 16 kHz mono) with its transcript, or the id of a registered voice, or neither: the default speaker.
+    """A recording (float32 [N], 16 kHz mono) with its transcript, the id of a registered voice, labels, or nothing: the default speaker.
 
     is_cross_lingual: leave the transcript aside, as for a recording without one.
     """
@@ -43,16 +44,20 @@ class VoiceChoice:
     reference_wav: FloatArray | None = None
     reference_text: str | None = None
     speaker_id: str | None = None
+    gender: str | None = None
+    pitch: str | None = None
+    speaking_rate: str | None = None
     is_cross_lingual: bool = False
 
 
 class LocalVoice:
-    """``ports.VoicePort``."""
+    """``ports.VoicePort``. language_model: where voices are made of labels."""
 
-    def __init__(self, config: RuntimeConfig, times: StageTimes) -> None:
+    def __init__(self, config: RuntimeConfig, times: StageTimes, language_model: SpeechTokenService | None = None) -> None:
         self._tokenizer = load_tokenizer(config)
         self._encoder = load_speakers(config)
         self._times = times
+        self._language_model = language_model
 
     def prompt_speech_tokens(self, reference_wav: FloatArray) -> IntArray:
         with self._times.measure("voice"):
@@ -62,12 +67,17 @@ class LocalVoice:
         with self._times.measure("voice"):
             return self._encoder.features_of([reference_wav])[0]
 
+    def speaker_of_labels(self, labels: Labels, seed: int) -> IntArray:
+        assert self._language_model is not None, "made with one"
+        with self._times.measure("voice"):
+            return np.array(self._language_model.voices.make(labels, seed).numbers, np.int32)
+
 
 class LocalLanguageModel:
     """``ports.LanguageModelPort``. Its time is the time spent waiting for tokens, pauses of the text included."""
 
     def __init__(self, config: RuntimeConfig, times: StageTimes) -> None:
-        self._service = SpeechTokenService(config)
+        self.service = SpeechTokenService(config)
         self._times = times
         self._messages: dict[str, asyncio.Queue[SpeechTokens | BistreamError]] = {}  # by session
 
@@ -78,7 +88,7 @@ class LocalLanguageModel:
             with suppress(RuntimeError):  # the loop is closed, and nobody waits
                 loop.call_soon_threadsafe(messages.put_nowait, message)
 
-        self._service.start(start, sink)
+        self.service.start(start, sink)
         self._messages[start.session_id] = messages
 
     async def take(self, session_id: str, wanted_tokens: int) -> SpeechTokens:
@@ -92,15 +102,15 @@ class LocalLanguageModel:
         return message
 
     async def append(self, session_id: str, text: bytes, is_end: bool) -> None:
-        self._service.append(session_id, text, is_end)
+        self.service.append(session_id, text, is_end)
 
     async def cancel(self, session_id: str) -> None:
         with suppress(UnknownSessionError, CancelledError):  # it has ended
-            self._service.cancel(session_id)
+            self.service.cancel(session_id)
         self._messages.pop(session_id, None)
 
     def close(self) -> None:
-        self._service.close()
+        self.service.close()
 
 
 class LocalToken2Wav:
@@ -163,9 +173,9 @@ class LocalPipeline:
         self.times = StageTimes()
         self.sample_rate = family_of(config.model_dir).audio_format.sample_rate  # of all audio
         with ExitStack() as stack:  # closes the parts loaded so far when a later one fails to load
-            voice = LocalVoice(config, self.times)
             self._language_model = LocalLanguageModel(config, self.times)
             stack.callback(self._language_model.close)
+            voice = LocalVoice(config, self.times, self._language_model.service)
             self._token2wav = LocalToken2Wav(config, self.times)
             stack.callback(self._token2wav.close)
             self._orchestrator = Orchestrator(config, Ports(voice, self._language_model, self._token2wav))
@@ -281,10 +291,7 @@ def _start(
 ) -> BistreamRequest:
     return BistreamRequest(
         target_text=text,
-        reference_wav=voice.reference_wav,
-        reference_text=voice.reference_text,
-        is_cross_lingual=voice.is_cross_lingual,
-        speaker_id=voice.speaker_id,
+        **flat_values(voice),
         session_id=session_id,
         is_end=is_end,
         options=options,

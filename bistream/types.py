@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,12 +72,19 @@ class VoicePrompt:
     speech_tokens: int32 [P], raw codes of the recording. P may be 0.
     speech_feat: float32 [2P, mel bins], the 24 kHz log-mel of the same seconds; empty where the family needs none.
     speaker_embedding: float32 [E], as in ``SpeakerFeatures``.
+    speaker_labels: int32, what the language model that made a voice of labels must be told beside its global tokens; else empty.
     """
 
     prompt_text: str
     speech_tokens: IntArray
     speech_feat: FloatArray
     speaker_embedding: FloatArray
+    speaker_labels: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
+
+    @property
+    def speaker_tokens(self) -> IntArray:
+        """int32, for a language model that is told who speaks (``one_table.prompts.SpeakerTokens.numbers``)."""
+        return np.concatenate([self.speaker_embedding.astype(np.int32), self.speaker_labels])
 
 
 @dataclass(frozen=True)

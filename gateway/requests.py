@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bistream.contract.codec import NUMPY_TYPES, checked
-from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM, OTHER_NAMES, Field, ModelContract
+from bistream.contract.field import Field
+from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM, OTHER_NAMES, ModelContract
 from bistream.errors import InvalidInputError
 from gateway.settings import GateLimits
 

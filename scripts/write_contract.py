@@ -14,7 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bistream.contract.fields import CONTRACTS, COSYVOICE2_BISTREAM, Field, ModelContract  # noqa: E402
+from bistream.contract.field import Field  # noqa: E402
+from bistream.contract.fields import CONTRACTS, COSYVOICE2_BISTREAM, ModelContract  # noqa: E402
 
 DOCUMENT = ROOT / "docs/wire_protocol.md"
 

@@ -35,7 +35,8 @@ class SessionStarts(ABC, Generic[Session]):
         """Open a session. text, is_end: with ``is_end`` this is the whole text and the server may use its one-shot layout.
 
         inputs: ``START_ARGUMENTS``, inputs of the wire contract by name: the voice, ``reference_wav`` (float32 [N], 16 kHz mono) with
-        ``reference_text`` or a ``speaker_id``, and how it is to speak. None: not asked for. Raises ``TypeError`` for another name.
+        ``reference_text``, a ``speaker_id`` or labels (``gender``), and how it is to speak. None: not asked for. Raises ``TypeError`` for
+        another name.
         """
         return self._start(session_id, {"target_text": to_bytes(text), "is_end": is_end}, inputs)
 

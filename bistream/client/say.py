@@ -26,7 +26,7 @@ from bistream.client.connection import add_security_arguments, security_of
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
 from bistream.client.opening import START_ARGUMENTS
 from bistream.client.report import ChunkRecord, SessionReport
-from bistream.client.voice_options import GENERATION_OPTIONS, add_cross_lingual, add_options, check_voice, given_inputs, refusal
+from bistream.client.voice_options import GENERATION_OPTIONS, LABELS, add_cross_lingual, add_options, check_voice, given_inputs, refusal
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError, EngineError
 
@@ -70,7 +70,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--speaker-id", help="a registered voice or a preset of the model, instead of a recording")
     add_cross_lingual(parser)
     add_session_arguments(parser)
-    add_options(parser, (*GENERATION_OPTIONS, "speed"))
+    add_options(parser, (*LABELS, *GENERATION_OPTIONS, "speed"))
     options = parser.parse_args(arguments)
     options.text = options.words if options.text is None else options.text
     _check_usage(parser, options)

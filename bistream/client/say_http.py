@@ -26,9 +26,10 @@ from bistream.client.inquiry import HttpInquiry, parameters_of
 from bistream.client.opening import START_ARGUMENTS
 from bistream.client.server_errors import WrongCallError, server_error
 from bistream.client.translation import no_answer
-from bistream.client.voice_options import GENERATION_OPTIONS, add_cross_lingual, add_options, check_voice, given_inputs, refusal
+from bistream.client.voice_options import GENERATION_OPTIONS, LABELS, add_cross_lingual, add_options, check_voice, given_inputs, refusal
 from bistream.contract.audio import sample_rate_of
-from bistream.contract.fields import COSYVOICE2, Field
+from bistream.contract.field import Field
+from bistream.contract.fields import COSYVOICE2
 from bistream.errors import BistreamError, InvalidInputError
 
 MAX_BODY_BYTES = 1_000_000  # this Triton release crashes on JSON bodies of 4 MB; a proxy in front should refuse more than 1 MB
@@ -108,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--reference-text", help="transcript of the recording; without it the text may be in another language")
     parser.add_argument("--speaker-id", help="a registered voice or a preset of the model, instead of a recording")
     add_cross_lingual(parser)
-    add_options(parser, (name for name in GENERATION_OPTIONS if name in COSYVOICE2.by_name))
+    add_options(parser, (name for name in (*LABELS, *GENERATION_OPTIONS) if name in COSYVOICE2.by_name))
     parser.add_argument("--output", default="output.wav", metavar="FILE", help="WAV file to write (default: %(default)s)")
     parser.add_argument("--server", default="localhost:8000", metavar="HOST:PORT", help="HTTP address (default: %(default)s)")
     parser.add_argument("--model-name", default=COSYVOICE2.name, help="default: %(default)s")

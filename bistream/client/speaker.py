@@ -15,13 +15,16 @@ from bistream.client.audio import read_reference
 @dataclass(frozen=True)
 class Speaker:
     """speaker_id: a registered voice or a preset of the server; or reference_wav, float32 [N], 16 kHz mono in [-1, 1], 0.5 to 30 s
-    (``recorded`` reads a file), with what is said in it. The others by their names in the wire contract;
-    speed other than 1 needs the whole text at once. text_normalization: as the server does, and agents write Markdown; None for a server
-    that does not know it."""
+    (``recorded`` reads a file), with what is said in it; or gender, of a voice that the server makes of it, pitch, speaking_rate and
+    seed. The others by their names in the wire contract; speed other than 1 needs the whole text at once. text_normalization: as the
+    server does, and agents write Markdown; None for a server that does not know it."""
 
     speaker_id: str | None = None
     reference_wav: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
     reference_text: str | None = field(default=None, repr=False)
+    gender: str | None = None
+    pitch: str | None = None
+    speaking_rate: str | None = None
     instruct_text: str | None = None
     is_cross_lingual: bool = False
     seed: int | None = None
@@ -32,8 +35,8 @@ class Speaker:
     text_normalization: str | None = "+markdown"
 
     def __post_init__(self) -> None:
-        if (self.speaker_id is None) == (self.reference_wav is None):
-            raise ValueError("A speaker is either a speaker_id or a reference recording; give one of them.")
+        if sum(voice is not None for voice in (self.speaker_id, self.reference_wav, self.gender)) != 1:
+            raise ValueError("A speaker is a speaker_id, a reference recording or a gender; give one of them.")
 
     @classmethod
     def recorded(cls, path: str | Path, reference_text: str, **options: Any) -> Self:

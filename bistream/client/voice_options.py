@@ -7,11 +7,13 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bistream.contract.fields import COSYVOICE2_BISTREAM, Field
+from bistream.contract.field import Field
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError, InvalidInputError
 from bistream.types import GenerationOptions
 
 GENERATION_OPTIONS = tuple(one.name for one in dataclasses.fields(GenerationOptions))
+LABELS = ("gender", "pitch", "speaking_rate")  # of a voice that is to be made
 _TYPES = {"INT32": int, "INT64": int, "FP32": float, "BYTES": str}
 
 
@@ -41,8 +43,11 @@ def check_voice(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
     """Ends the program with a sentence where an option is wrong, or those of the voice contradict each other."""
     if options.reference_text is not None and options.reference_audio is None:
         parser.error("--reference-text is the transcript of --reference-audio; give that too")
-    if options.reference_audio is not None and options.speaker_id is not None:
-        parser.error("give either a recording or --speaker-id")
+    labels = [name for name in LABELS if getattr(options, name, None) is not None]
+    if sum((options.reference_audio is not None, options.speaker_id is not None, bool(labels))) > 1:
+        parser.error("give one voice: a recording, --speaker-id, or --gender and other labels")
+    if labels and options.gender is None:
+        parser.error(f"--{labels[0].replace('_', '-')} goes with --gender")
     for name in ("reference_text", "instruct_text"):
         if (value := getattr(options, name, None)) is not None and not value.strip():
             parser.error(f"--{name.replace('_', '-')} is empty; leave it out")

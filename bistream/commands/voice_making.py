@@ -1,4 +1,4 @@
-"""Makes voices for ``bistream voices add``: of a recording, or of upstream's ``spk2info.pt``. Loads networks and torch."""
+"""Makes voices for ``bistream voices add``: of a recording, of labels, or of upstream's ``spk2info.pt``. Loads networks and torch."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from tokenizers import decoders
 
 from bistream.checkpoints.files import family_of
+from bistream.checkpoints.model_card import read_model_card
 from bistream.checkpoints.reader import find_file, read_config
 from bistream.client import audio
 from bistream.commands.recording_advice import advice
 from bistream.commands.waiting import Waiting
 from bistream.config import RuntimeConfig
 from bistream.contract.audio import REFERENCE_SAMPLE_RATE
-from bistream.contract.checks import check_speaker_id
+from bistream.contract.checks import check_seed, check_speaker_id
+from bistream.contract.refusals import takes_no_labels
 from bistream.errors import InvalidInputError
 from bistream.text.tokenizer import TextTokenizer
+from bistream.text2token.one_table.prompts import Labels
+from bistream.text2token.service import SpeechTokenService
 from bistream.token2mel.checks import check_prompt
 from bistream.types import FloatArray, VoicePrompt
-from bistream.voice.build import join_voice_prompt
+from bistream.voice.build import join_voice_prompt, voice_of_numbers
 from bistream.voice.conditioning import condition_reference, speech_of
 from bistream.voice.factory import load_speakers, load_tokenizer
 from bistream.voice.reference_audio import check_reference_audio
@@ -46,6 +51,21 @@ def add_recording(model_dir: Path, registry: VoiceRegistry, speaker_id: str, rec
     if not checkpoint.family.has_codec:
         check_prompt(voice, checkpoint.flow)
     registry.save(speaker_id, voice)
+
+
+def add_made(model_dir: Path, registry: VoiceRegistry, speaker_id: str, labels: Labels, seed: int) -> None:
+    """Register the voice that the language model makes of labels. Raises ``BistreamError``."""
+    check_speaker_id(speaker_id)
+    check_seed(seed)
+    if not read_model_card(model_dir).takes_labels:
+        raise takes_no_labels()
+    with Waiting("a voice of labels"):
+        language_model = SpeechTokenService(RuntimeConfig(model_dir=str(model_dir), max_sessions=1), run_timer=False)
+        try:
+            made = language_model.voices.make(labels, seed)
+        finally:
+            language_model.close()
+    registry.save(speaker_id, voice_of_numbers(np.array(made.numbers, np.int32)))
 
 
 def analyse(model_dir: Path, recording: Spoken, tell: Callable[[str], None]) -> VoicePrompt:

@@ -1,6 +1,7 @@
 """Registered voices, which callers name by speaker_id instead of sending a recording. A running server finds changes by itself.
 
     bistream voices add anna --model-dir CosyVoice2-0.5B --reference-audio anna.wav --reference-text "What she says."
+    bistream voices add bert --model-dir Spark-TTS-0.5B --gender male --pitch low --seed 7
     bistream voices add --model-dir CosyVoice2-0.5B --import-spk2info CosyVoice2-0.5B/spk2info.pt
     bistream voices list
     bistream voices list --server localhost:8001
@@ -19,7 +20,9 @@ from pathlib import Path
 from bistream.checkpoints.files import family_of
 from bistream.client.connection import add_security_arguments, security_of
 from bistream.client.inquiry import GrpcInquiry
+from bistream.contract.checks import GENDERS, LEVELS
 from bistream.errors import BistreamError
+from bistream.text2token.one_table.prompts import Labels
 from bistream.voice.registry import VoiceRegistry
 
 EXIT_OK, EXIT_FAILED = 0, 1
@@ -41,6 +44,10 @@ def make_parser() -> argparse.ArgumentParser:
     add.add_argument("speaker_id", nargs="?", metavar="SPEAKER_ID", help="its name: 1 to 64 of A-Z a-z 0-9 _ -")
     add.add_argument("--reference-audio", type=Path, metavar="FILE", help="a recording of the voice, 0.5 to 30 s, 16 kHz or more")
     add.add_argument("--reference-text", help="what is said in it")
+    add.add_argument("--gender", choices=GENDERS, help="make the voice of labels instead of a recording (Spark-TTS)")
+    add.add_argument("--pitch", choices=LEVELS, help="of that voice (default: moderate)")
+    add.add_argument("--speaking-rate", choices=LEVELS, help="of that voice (default: moderate)")
+    add.add_argument("--seed", type=int, default=0, help="another one makes another voice of the same labels (default: %(default)s)")
     add.add_argument("--import-spk2info", type=Path, metavar="FILE", help="all speakers of upstream's spk2info.pt instead")
     add.add_argument("--rename", type=_rename, action="append", default=[], metavar="OLD=NEW", help="other id for an imported speaker")
     add.add_argument("--raw", action="store_true", help="take the recording as it comes: no trimming, any sound")
@@ -70,34 +77,44 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error("give --voices-dir or --server")
     if options.verb != "add":
         return
-    single = (options.speaker_id, options.reference_audio, options.reference_text)
-    if options.import_spk2info is None and None in single:
-        parser.error("give SPEAKER_ID, --reference-audio and --reference-text, or --import-spk2info")
-    if options.import_spk2info is not None and any(value is not None for value in single):
-        parser.error("--import-spk2info goes without SPEAKER_ID, --reference-audio and --reference-text")
+    recording, labels = (options.reference_audio, options.reference_text), (options.gender, options.pitch, options.speaking_rate)
+    is_made, is_imported = options.gender is not None, options.import_spk2info is not None
+    if not is_imported and (options.speaker_id is None or (not is_made and None in recording)):
+        parser.error("give SPEAKER_ID with --reference-audio and --reference-text, or with --gender; or --import-spk2info")
+    if is_imported and any(value is not None for value in (options.speaker_id, *recording, *labels)):
+        parser.error("--import-spk2info goes without SPEAKER_ID, a recording and labels")
+    if is_made and any(value is not None for value in recording):
+        parser.error("give either a recording or --gender")
+    if not is_made and any(value is not None for value in labels):
+        parser.error("--pitch and --speaking-rate go with --gender")
     if options.rename and options.import_spk2info is None:
         parser.error("--rename goes with --import-spk2info")
 
 
 def _add(options: argparse.Namespace, registry: VoiceRegistry) -> None:
-    from bistream.commands.voice_making import Spoken, add_recording, add_speakers  # noqa: PLC0415  (loads torch)
+    from bistream.commands.voice_making import Spoken, add_made, add_recording, add_speakers  # noqa: PLC0415  (loads torch)
 
     if options.import_spk2info is not None:
         speaker_ids = add_speakers(options.model_dir, registry, options.import_spk2info, dict(options.rename))
+    elif options.gender is not None:
+        labels = Labels.of(options.gender, options.pitch, options.speaking_rate)
+        add_made(options.model_dir, registry, options.speaker_id, labels, options.seed)
+        speaker_ids = [options.speaker_id]
     else:
         recording = Spoken(options.reference_audio, options.reference_text, options.raw)
         add_recording(options.model_dir, registry, options.speaker_id, recording, lambda sentence: _warn(recording.path, sentence))
         speaker_ids = [options.speaker_id]
     for speaker_id in speaker_ids:
-        print(f"{speaker_id}: {_seconds(registry, speaker_id, options.model_dir):.2f} s of prompt in {options.voices_dir}")
+        print(f"{speaker_id}: {_prompt(registry, speaker_id, options.model_dir)} in {options.voices_dir}")
 
 
 def _warn(path: Path, sentence: str) -> None:
     print(f"warning: {path}: {sentence}", file=sys.stderr)
 
 
-def _seconds(registry: VoiceRegistry, speaker_id: str, model_dir: Path | None) -> float:
-    return registry.recorded(speaker_id)[1] / family_of(model_dir or "").audio_format.tokens_per_second
+def _prompt(registry: VoiceRegistry, speaker_id: str, model_dir: Path | None) -> str:
+    seconds = registry.recorded(speaker_id)[1] / family_of(model_dir or "").audio_format.tokens_per_second
+    return f"{seconds:.2f} s of prompt" if seconds else "a voice without a recording"
 
 
 def _open(options: argparse.Namespace) -> VoiceRegistry:
@@ -114,7 +131,7 @@ def _list(options: argparse.Namespace, registry: VoiceRegistry) -> None:
         print(f"no voice is registered in {options.voices_dir}; add one with: bistream voices add", file=sys.stderr)
     for speaker_id in speaker_ids:
         try:
-            print(f"{speaker_id}: {_seconds(registry, speaker_id, options.model_dir):.2f} s, {registry.recorded(speaker_id)[0]!r}")
+            print(f"{speaker_id}: {_prompt(registry, speaker_id, options.model_dir)}, {registry.recorded(speaker_id)[0]!r}")
         except BistreamError as error:
             print(f"{speaker_id}: {error.sentence}")
 

@@ -20,6 +20,8 @@ SERVER_TEXT_NORMALIZATIONS = ("raw", *_READINGS, *(f"{reading}+markdown" for rea
 TEXT_NORMALIZATIONS = (*SERVER_TEXT_NORMALIZATIONS, "+markdown")  # of a request; the last one: as the server has it, with Markdown
 NO_INSTRUCTIONS = ("", "none", "null", "undefined")  # what clients make of an option that was not set
 MIN_SPEED, MAX_SPEED = 0.5, 2.0  # the mel is stretched linearly; outside this range the result is no longer speech
+GENDERS = ("female", "male")  # of a voice made of labels: the model's own words, in the order of its tokens
+LEVELS = ("very_low", "low", "moderate", "high", "very_high")
 MAX_TEMPERATURE = 10.0  # far above anything useful; keeps the scores finite in half precision
 MAX_SEED = 2**63 - 1
 MAX_TOP_K = 100  # four times the released value; sampling sorts as many candidates for everybody as anybody asks for
@@ -79,6 +81,23 @@ def check_top_p(top_p: float) -> None:
 def check_speed(speed: float) -> None:
     if not (math.isfinite(speed) and MIN_SPEED <= speed <= MAX_SPEED):
         raise InvalidInputError(f"speed is {speed:g}; set it between {MIN_SPEED:g} and {MAX_SPEED:g}.")
+
+
+def check_gender(word: str) -> None:
+    _check_word("gender", word, GENDERS)
+
+
+def check_pitch(word: str) -> None:
+    _check_word("pitch", word, LEVELS)
+
+
+def check_speaking_rate(word: str) -> None:
+    _check_word("speaking_rate", word, LEVELS)
+
+
+def _check_word(name: str, word: str, known: tuple[str, ...]) -> None:
+    if word not in known:
+        raise InvalidInputError(f"{name} must be one of {', '.join(known)}; correct it.")
 
 
 def check_text_normalization(value: str) -> None:

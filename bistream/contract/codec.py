@@ -16,7 +16,8 @@ from typing import Any, TypeVar, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.contract.fields import Field, ModelContract
+from bistream.contract.field import Field
+from bistream.contract.fields import ModelContract
 from bistream.errors import InvalidInputError
 
 NUMPY_TYPES: dict[str, type[np.generic]] = {  # by Triton's wire name

@@ -4,56 +4,21 @@ A field of a request is one row here. Read from it: how tensors become values an
 what an append may carry, the arguments of the clients, the options of ``bistream say``, the inputs and outputs in
 ``templates/*/config.pbtxt`` and the tables of ``docs/wire_protocol.md`` (``scripts/write_contract.py``). Importable without torch.
 
-``dims`` are full shapes, -1 is any size; in ``config.pbtxt`` those of a batched model's inputs lack the first axis. Sizes that depend on
-the checkpoint are left open and checked by the model that needs them.
+In ``config.pbtxt`` the shapes of a batched model's inputs lack the first axis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from bistream.contract import checks
+from bistream.contract.field import Field
 
 # A request parameter, not a tensor: a start may carry it, and its session is then known only to requests that carry the same.
 SESSION_SECRET_PARAMETER = "session_secret"
-
-
-@dataclass(frozen=True)
-class Field:
-    """One input or output. ``datatype`` is Triton's wire name: BYTES, BOOL, INT32, INT64, FP32, UINT8.
-
-    models: those that have it. default: its value where it is absent. check: raises ``InvalidInputError`` for a value that is wrong.
-    is_text: BYTES that are UTF-8; text that may be cut inside a character is none. is_start_only: belongs to the first request of a
-    session, and later ones that have it are refused. says: whether a value says anything; if not, it is as if it were absent.
-    """
-
-    name: str
-    datatype: str
-    models: tuple[str, ...]
-    doc: str = ""
-    dims: tuple[int, ...] = (1, 1)
-    optional: bool = True
-    default: Any = field(default=None, compare=False)
-    check: Callable[[Any], None] | None = field(default=None, compare=False)
-    is_text: bool = True
-    is_start_only: bool = False
-    says: Callable[[Any], bool] = field(default=lambda value: value is not None and value is not False, compare=False)
-
-    @property
-    def form(self) -> str:
-        """``FP32 [1, N]``."""
-        return f"{self.datatype} [{', '.join('N' if size < 0 else str(size) for size in self.dims)}]"
-
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        return shape == self.dims or (
-            len(shape) == len(self.dims)
-            and all(found >= 0 and wanted in (-1, found) for found, wanted in zip(shape, self.dims, strict=True))
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +98,30 @@ INPUTS = (
         "with the start, instead of a reference: a registered voice, or a preset (a speaker of the checkpoint's `spk2info.pt`);"
         " 1 to 64 letters and digits of any script, `_`, `-`",
         check=checks.check_speaker_name,
+        is_start_only=True,
+    ),
+    Field(
+        "gender",
+        "BYTES",
+        (*_BOTH, _LM),
+        "with the start: `female` or `male`, to have a voice made of labels in place of a reference; of families that do so",
+        check=checks.check_gender,
+        is_start_only=True,
+    ),
+    Field(
+        "pitch",
+        "BYTES",
+        (*_BOTH, _LM),
+        "with `gender`: `very_low`, `low`, `moderate` (the default), `high`, `very_high`",
+        check=checks.check_pitch,
+        is_start_only=True,
+    ),
+    Field(
+        "speaking_rate",
+        "BYTES",
+        (*_BOTH, _LM),
+        "with `gender`: how fast the voice speaks by nature, in the words of `pitch`",
+        check=checks.check_speaking_rate,
         is_start_only=True,
     ),
     # The language model's part of a request, ``types.GenerationOptions``, which nothing in between looks at one by one.
@@ -264,6 +253,7 @@ OUTPUTS = (
     Field("waveform", "FP32", ("cosyvoice2", _WAV), "mono in [-0.99, 0.99], at the model's `sample_rate`", _VECTOR),
     Field("sequence_number", "INT32", (_FRONT,), "0, 1, 2, ..."),
     Field("speech_token_ids", "INT32", (_LM,), "further speech tokens", _VECTOR),
+    Field("made_voice", "INT32", (_LM,), "of a request with `gender`, which is no session: the voice, as `speaker_tokens`", _VECTOR),
     Field("is_final", "BOOL", (_LM,), "the last message of the session"),
     Field("finish_reason", "BYTES", (_LM,), "of the last message: eos, length, cancelled, error"),
     Field(

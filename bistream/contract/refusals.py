@@ -55,6 +55,10 @@ def unknown_voice(session_id: str | None = None) -> UnknownVoiceError:
     )
 
 
+def takes_no_labels(session_id: str | None = None) -> InvalidInputError:
+    return InvalidInputError("This checkpoint makes no voices of labels; leave out gender, pitch and speaking_rate.", session_id)
+
+
 def hash_differs(session_id: str | None = None) -> InvalidInputError:
     return InvalidInputError("reference_hash does not fit reference_wav and reference_text; correct it, or leave it out.", session_id)
 

@@ -115,8 +115,9 @@ class Family:
 
     base_tokens, added_tokens: special tokens of the text tokenizer, in the order of their ids; a directory may declare others in place of
     the former. spoken_tokens: those of them that stand for speech as letters do. default_instruction: what stands before
-    ``<|endofprompt|>`` where a request has no instruction; empty: the prompt needs none. languages, can_be_instructed: of the release, as
-    in ``ModelCard``. silent_tokens: speech tokens of silence; of a longer run than ``silence.LONGEST_RUN`` the rest is not spoken.
+    ``<|endofprompt|>`` where a request has no instruction; empty: the prompt needs none. languages, can_be_instructed, takes_labels: of the
+    release, as in ``ModelCard``. silent_tokens: speech tokens of silence; of a longer run than ``silence.LONGEST_RUN`` the rest is not
+    spoken.
 
     flow, vocoder: the networks between tokens and audio; None: the family has others, and nothing below applies to it. language_model:
     upstream's class in the yaml. tokenizer_version: in the yaml, where upstream has it. mel_high_hz: upper end of the flow's conditioning
@@ -144,6 +145,7 @@ class Family:
     default_instruction: str = ""
     languages: frozenset[str] = frozenset()
     can_be_instructed: bool = True
+    takes_labels: bool = False
     silent_tokens: frozenset[int] = frozenset()
 
     flow: FlowKind | None = None

@@ -42,6 +42,7 @@ SPARK = Family(
     tokenizer_files=("tokenizer.json",),
     languages=frozenset({"en", "zh"}),
     can_be_instructed=False,
+    takes_labels=True,
     rows=SpeechRows(sos=_STOP, eos=_STOP, task=_STOP, fill=_STOP, num_scored=1, num_stored=1, names=("<|im_end|>",)),
     language_model_file="LLM/model.safetensors",
     speech_tokenizer_file=f"{_W2V}/pytorch_model.bin",

@@ -182,7 +182,7 @@ def _speech_tokens(stream: ModelStream, voice: VoicePrompt, tells_speaker: bool)
     prompt: Values = {
         "prompt_text": voice.prompt_text,
         "prompt_speech_tokens": voice.speech_tokens,
-        **({"speaker_tokens": voice.speaker_embedding.astype(np.int32)} if tells_speaker else {}),
+        **({"speaker_tokens": voice.speaker_tokens} if tells_speaker else {}),
     }
     responses = stream.ask(LLM_BISTREAM, {"session_id": _session_id(), "text": TEXT, "is_end": True, "seed": SEED, **prompt})
     if error := next((str(response["error"].reshape(-1)[0].decode()) for response in responses if response["error"].reshape(-1)[0]), ""):

@@ -67,7 +67,7 @@ class LanguageModelClient:
         self._contacted_at = self._clock()
         start = session.start
         told = language_prompt(prompt, start.options.instruct_text, start.is_cross_lingual)
-        speaker = prompt.speaker_embedding.astype(np.int32) if tells_speaker else np.zeros(0, np.int32)
+        speaker = prompt.speaker_tokens if tells_speaker else np.zeros(0, np.int32)
         await self._port.start(
             LanguageModelStart(
                 session.port_id, start.text, start.is_end, told.prompt_text, told.prompt_speech_tokens, start.options, speaker

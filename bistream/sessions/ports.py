@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bistream.errors import BistreamError
+from bistream.text2token.one_table.prompts import Labels
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
@@ -17,13 +18,17 @@ from bistream.types import AudioChunk, FloatArray, GenerationOptions, IntArray, 
 
 
 class VoicePort(Protocol):
-    """The two networks that analyse a reference recording. Both block and raise ``BistreamError``."""
+    """What makes voices: the two networks that analyse a reference recording, and the language model. All block and raise
+    ``BistreamError``."""
 
     def prompt_speech_tokens(self, reference_wav: FloatArray) -> IntArray:
         """float32 [N] at 16 kHz -> int32 [P], raw codes, 25 per second."""
 
     def speaker_features(self, reference_wav: FloatArray) -> SpeakerFeatures:
         """float32 [N] at 16 kHz -> what flow and vocoder know the speaker by."""
+
+    def speaker_of_labels(self, labels: Labels, seed: int) -> IntArray:
+        """A voice that the language model makes, int32 (``one_table.prompts.SpeakerTokens.numbers``)."""
 
 
 class LanguageModelPort(Protocol):
@@ -112,6 +117,9 @@ class BistreamRequest:
     reference_text: str | None = None
     reference_hash: str | None = None
     speaker_id: str | None = None
+    gender: str | None = None
+    pitch: str | None = None
+    speaking_rate: str | None = None
     session_id: str | None = None
     is_start: bool = True
     is_end: bool = True

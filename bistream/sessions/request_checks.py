@@ -10,12 +10,13 @@ from bistream.config import RuntimeConfig
 from bistream.contract.checks import check_instruction_length, check_text_length, count_characters, is_instruction
 from bistream.contract.codec import check_values, flat_values
 from bistream.contract.fields import COSYVOICE2_BISTREAM
-from bistream.contract.refusals import not_utf8, text_has_ended, text_is_empty
+from bistream.contract.refusals import not_utf8, takes_no_labels, text_has_ended, text_is_empty
 from bistream.errors import InvalidInputError
 from bistream.sessions.playback import SpokenEffort
 from bistream.sessions.ports import BistreamRequest, SessionKey
 from bistream.text.scripts import ScriptGuard
 from bistream.text.speakable import SpeakableText
+from bistream.text2token.one_table.prompts import Labels
 from bistream.types import FloatArray, GenerationOptions, VoicePrompt
 from bistream.voice.reference_audio import check_reference_audio
 
@@ -92,10 +93,10 @@ class SessionStart:
     """A checked first request.
 
     key: the client's id and secret; ``None`` for a session of a single request. reference_wav: float32 [N] at 16 kHz, checked and cut to
-    its true length, with its transcript (empty: none); without it, speaker_id names a registered voice or reference_hash one that was heard
-    before. voice: already found by that hash (``Voices.find``). offline: the flow's whole-utterance path. is_cross_lingual: see
-    ``voice/manner.py``. source_wav: float32 [N] at 16 kHz, checked and cut; its words are spoken, and there is no text.
-    """
+    its true length, with its transcript (empty: none); without it, speaker_id names a registered voice, reference_hash one that was heard
+    before, or labels and the seed make one. voice: already found by that hash (``Voices.find``). offline: the flow's whole-utterance path.
+    is_cross_lingual: see ``voice/manner.py``. source_wav: float32 [N] at 16 kHz, checked and cut; its words are spoken, and there is no
+    text."""
 
     key: SessionKey | None
     text: bytes
@@ -110,6 +111,7 @@ class SessionStart:
     voice: VoicePrompt | None = None
     is_cross_lingual: bool = False
     source_wav: FloatArray | None = None
+    labels: Labels | None = None
 
 
 def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard = DEFAULT_CARD) -> SessionStart:
@@ -121,7 +123,8 @@ def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard
         raise InvalidInputError("is_offline needs the whole text in the first request; send is_end true with all of it.")
     speed = _check_speed(request)
     _check_hash(request)
-    speaker_id = _check_speaker(request, config)
+    labels = _check_labels(request, card)
+    speaker_id = None if labels is not None else _check_speaker(request, config)
     reference_wav, reference_text = (None, "") if request.reference_wav is None else _check_reference(request, config)
     return SessionStart(
         key=request.key,
@@ -136,6 +139,7 @@ def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard
         reference_hash=request.reference_hash,
         is_cross_lingual=request.is_cross_lingual,
         source_wav=_check_source(request, config),
+        labels=labels,
     )
 
 
@@ -152,6 +156,21 @@ def _check_hash(request: BistreamRequest) -> None:
         return
     if request.reference_wav is None and request.reference_text is not None:
         raise InvalidInputError("reference_hash stands for the transcript too; send reference_text only together with reference_wav.")
+
+
+def _check_labels(request: BistreamRequest, card: ModelCard) -> Labels | None:
+    """None: the voice comes from elsewhere."""
+    given = [name for name in ("gender", "pitch", "speaking_rate") if getattr(request, name) is not None]
+    if not given:
+        return None
+    if not card.takes_labels:
+        raise takes_no_labels()
+    for name in ("reference_wav", "reference_hash", "speaker_id"):
+        if getattr(request, name) is not None:
+            raise InvalidInputError(f"The request has both {name} and {given[0]}; send a voice, or the labels of one to be made.")
+    if request.gender is None:
+        raise InvalidInputError(f"{given[0]} describes a voice to be made, which needs a gender; send gender female or male too.")
+    return Labels.of(request.gender, request.pitch, request.speaking_rate)
 
 
 def _check_speaker(request: BistreamRequest, config: RuntimeConfig) -> str | None:

@@ -135,7 +135,7 @@ class SessionRecord:
             self._record_audio(audio_s, playback, self._last_chunk_at)
         write_session_line(
             id=session_id,
-            voice="recording" if self._start.speaker_id is None else self._start.speaker_id,
+            voice=self._start.speaker_id or ("recording" if self._start.labels is None else "labels"),
             text=self._text,
             characters=characters,
             tokens=tokens,

@@ -1,4 +1,4 @@
-"""The voice of a session: a named one, or made from the conditioned reference recording by the voice port. Cached by content.
+"""The voice of a session: a named one, or made by the voice port, of the conditioned reference recording or of labels. Cached by content.
 
 A request never blocks for an analysis: the session waits for its future, or abandons it when the session ends.
 """
@@ -18,9 +18,10 @@ from bistream.errors import BusyError
 from bistream.sessions.named_voices import open_voices
 from bistream.sessions.ports import VoicePort
 from bistream.sessions.request_checks import SessionStart
+from bistream.text2token.one_table.prompts import Labels
 from bistream.types import FloatArray, IntArray, VoicePrompt
 from bistream.voice.analyses import Analyses, Analysis
-from bistream.voice.build import join_voice_prompt
+from bistream.voice.build import join_voice_prompt, voice_of_numbers
 from bistream.voice.cache import VoiceCache
 from bistream.voice.conditioning import check_source, condition_reference
 
@@ -75,15 +76,31 @@ class Voices:
         if start.speaker_id is not None:
             speaker_id = start.speaker_id
             return _known(self._cache.get_or_build(self._named.content_key(speaker_id), lambda: self._named.load(speaker_id)))
+        if start.labels is not None:
+            return self._of_labels(start.labels, start.options.seed)
         assert start.reference_wav is not None, "a checked start has a voice"
         waveform, transcript = start.reference_wav, start.reference_text
         key = reference_hash(waveform, transcript)
         if start.reference_hash not in (None, key):
             raise hash_differs()
+        return self._made(key, lambda: self._analyse(waveform, transcript))
+
+    def _of_labels(self, labels: Labels, seed: int) -> Requested[VoicePrompt]:
+        key = f"labels:{labels.gender}:{labels.pitch}:{labels.speaking_rate}:{seed}"
+        return self._made(key, lambda: voice_of_numbers(self._port.speaker_of_labels(labels, seed)))
+
+    def _made(self, key: str, make: Callable[[], VoicePrompt]) -> Requested[VoicePrompt]:
+        """key: of a recording as it was sent, or of labels."""
         voice = self._cache.get(key)
         if voice is not None:
             return _known(voice)
-        analysis = self._analyses.request(key, lambda: self._analyse(key, waveform, transcript))
+
+        def build() -> VoicePrompt:
+            made = make()
+            self._cache.put(key, made)
+            return made
+
+        analysis = self._analyses.request(key, build)
         return Requested(analysis.future, analysis)
 
     def request_source(self, start: SessionStart) -> Requested[IntArray]:
@@ -103,17 +120,13 @@ class Voices:
         if not self._analyses.close(timeout_s):
             logger.error("the analysis of a recording does not end: a model does not answer")
 
-    def _analyse(self, key: str, waveform: FloatArray, transcript: str) -> VoicePrompt:
-        """Both models at the same time. What they compute they compute in their processes: this one has other sessions to serve.
-
-        key: of the recording as it was sent."""
+    def _analyse(self, waveform: FloatArray, transcript: str) -> VoicePrompt:
+        """Both models at the same time. What they compute they compute in their processes: this one has other sessions to serve."""
         waveform = condition_reference(waveform, self._config)
         with ThreadPoolExecutor(1, thread_name_prefix="bistream-voice-part") as pool:  # waits for it at its end, also after an error
             tokens = _submit(pool, self._port.prompt_speech_tokens, waveform)
             speaker = self._port.speaker_features(waveform)
-        voice = join_voice_prompt(transcript, speaker.mel, tokens.result(), speaker.embedding)
-        self._cache.put(key, voice)
-        return voice
+        return join_voice_prompt(transcript, speaker.mel, tokens.result(), speaker.embedding)
 
     def _source_tokens(self, source: FloatArray) -> IntArray:
         check_source(source, self._config)

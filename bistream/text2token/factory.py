@@ -14,6 +14,7 @@ from bistream.checkpoints.model_card import ModelCard, read_model_card
 from bistream.checkpoints.one_table import OneTableConfig, check_dtype
 from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
+from bistream.contract.refusals import takes_no_labels
 from bistream.errors import CheckpointError
 from bistream.families.family import Family
 from bistream.families.registry import DEFAULT_FAMILY
@@ -22,6 +23,7 @@ from bistream.processes.start_phases import phase
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import Engine
 from bistream.text2token.one_table.tokenizer import read_tokenizer
+from bistream.text2token.one_table.voice_design import VoiceDesigner
 
 if TYPE_CHECKING:
     from bistream.gpu.tier import TierChoice
@@ -33,7 +35,7 @@ class LanguageModelParts:
 
     tiers: the tier that serves each of the engine's networks; empty where the engine decides that itself.
     family: its prompts, and which speech tokens are silence. card: how much it speaks in one sequence. voices: of families whose
-    language model makes voices, the engine that does so; None also where another engine than torch speaks.
+    language model makes voices of labels; None also where another engine than torch speaks.
     """
 
     tokenizer: TextTokenizer
@@ -42,7 +44,14 @@ class LanguageModelParts:
     tiers: tuple[TierChoice, ...] = ()
     family: Family = DEFAULT_FAMILY
     card: ModelCard = ModelCard()
-    voices: Engine | None = None
+    voices: VoiceDesigner | None = None
+
+    @property
+    def designer(self) -> VoiceDesigner:
+        """``voices``. Raises ``InvalidInputError`` where there is none."""
+        if self.voices is None:
+            raise takes_no_labels()
+        return self.voices
 
     def close(self) -> None:
         """Stop the engines."""
@@ -91,7 +100,8 @@ def _one_table_parts(config: RuntimeConfig, sizes: OneTableConfig, family: Famil
         from bistream.text2token.one_table.loading import load_model  # noqa: PLC0415  (loads torch)
 
     model = load_model(config, sizes, family, recorder)
-    return LanguageModelParts(model.tokenizer, sizes, model.speech, model.tiers, family, card, model.voices)
+    voices = VoiceDesigner(model.voices, sizes, model.tokenizer.encode)
+    return LanguageModelParts(model.tokenizer, sizes, model.speech, model.tiers, family, card, voices)
 
 
 def make_engine(config: RuntimeConfig, recorder: Recorder | None = None) -> tuple[Engine, tuple[TierChoice, ...]]:

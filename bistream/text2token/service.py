@@ -42,6 +42,7 @@ from bistream.text2token.engine import FAILED_SENTENCE, TokenSpace
 from bistream.text2token.factory import LanguageModelParts, load_parts
 from bistream.text2token.layout import TokenLayout
 from bistream.text2token.one_table.layouts import SentenceLayouts, VoicedPrompt
+from bistream.text2token.one_table.voice_design import VoiceDesigner
 from bistream.text2token.requested_sampling import make_sampling_spec
 from bistream.text2token.runaway import KINDS, Runaway
 from bistream.text2token.sequence_series import OUTCOMES, Outcome, SequenceSeries
@@ -200,9 +201,14 @@ class SpeechTokenService:
             return len(self._sessions)
 
     @property
+    def voices(self) -> VoiceDesigner:
+        """What makes voices of labels. Raises ``InvalidInputError`` where the checkpoint makes none."""
+        return self._parts.designer
+
+    @property
     def healthy(self) -> bool:
-        """False once the engine has failed; only a new process can recover."""
-        return self._parts.engine.healthy
+        """False once an engine has failed; only a new process can recover."""
+        return self._parts.engine.healthy and (self._parts.voices is None or self._parts.voices.healthy)
 
     @property
     def tiers(self) -> tuple[TierChoice, ...]:

@@ -1,7 +1,7 @@
 """The orchestrator's ports in a server: its calls of the sibling models.
 
 Those of sessions go through a channel to each model: over a socket where there is a keeper (``direct_channel.py``), else over BLS
-(``channel.py``). The analysis of a recording is a request of its own over BLS.
+(``channel.py``). The making of a voice is a request of its own over BLS.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from bistream.contract.fields import AUDIO_TOKENIZER, LLM_BISTREAM, SPEAKER_EMBE
 from bistream.contract.refusals import format_error, parse_error
 from bistream.errors import BistreamError, CancelledError, EngineError, ShuttingDownError, UnknownSessionError
 from bistream.sessions.ports import Ports
+from bistream.text2token.one_table.prompts import Labels
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
@@ -63,11 +64,16 @@ class SiblingVoice:
         outputs = self._call(SPEAKER_EMBEDDING, {"reference_wav": reference_wav})
         return SpeakerFeatures(outputs["prompt_spk_embedding"], outputs["prompt_speech_feat"])
 
+    def speaker_of_labels(self, labels: Labels, seed: int) -> IntArray:
+        made: IntArray = self._call(LLM_BISTREAM, {**flat_values(labels), "seed": seed})["made_voice"]
+        return made
+
     def _call(self, contract: ModelContract, values: dict[str, Any]) -> Arrays:
         """A refused call has not reached the model, so it can be repeated."""
+        call = self._client.ask if contract.decoupled else self._client.call
         for _ in range(RELOAD_ATTEMPTS):
             try:
-                return self._client.call(contract, input_arrays(contract, values))
+                return call(contract, input_arrays(contract, values))
             except ShuttingDownError:
                 self._pause(RELOAD_WAIT_S)
         raise EngineError("A model of the server is being loaded; try again in a few seconds.")

@@ -7,9 +7,11 @@ import numpy as np
 from bistream.audio.resample import resample
 from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.errors import InvalidInputError
+from bistream.families.bicodec_tokens import NUM_GLOBAL
 from bistream.types import FloatArray, IntArray, VoicePrompt
 from bistream.voice.features import MEL_SAMPLE_RATE, mel_24k
 
+NO_LABELS = np.zeros(0, np.int32)
 MEL_FRAMES_PER_TOKEN = 2  # of ``mel_24k`` and the speech tokenizers
 
 
@@ -40,7 +42,16 @@ def join_voice_prompt(transcript: str, mel: FloatArray, speech_tokens: IntArray,
     return make_voice_prompt(transcript, speech_tokens[:tokens], mel[: tokens * MEL_FRAMES_PER_TOKEN], speaker_embedding)
 
 
-def make_voice_prompt(prompt_text: str, speech_tokens: IntArray, speech_feat: FloatArray, speaker_embedding: FloatArray) -> VoicePrompt:
+def voice_of_numbers(numbers: IntArray) -> VoicePrompt:
+    """Of a voice that a language model made: int32, its global tokens, then its labels (``one_table.prompts.SpeakerTokens.numbers``)."""
+    return make_voice_prompt(
+        "", np.zeros(0, np.int32), np.zeros((0, 0), np.float32), numbers[:NUM_GLOBAL].astype(np.float32), numbers[NUM_GLOBAL:]
+    )
+
+
+def make_voice_prompt(
+    prompt_text: str, speech_tokens: IntArray, speech_feat: FloatArray, speaker_embedding: FloatArray, speaker_labels: IntArray = NO_LABELS
+) -> VoicePrompt:
     """A checked ``VoicePrompt`` that owns its arrays; they are read-only, since sessions share it.
 
     speech_tokens int [P], speech_feat float [2P, bins] or empty, speaker_embedding float [E]. Raises ``InvalidInputError``. The renderer
@@ -61,7 +72,8 @@ def make_voice_prompt(prompt_text: str, speech_tokens: IntArray, speech_feat: Fl
         np.array(speech_tokens, dtype=np.int32),
         np.array(speech_feat, dtype=np.float32),
         np.array(speaker_embedding, dtype=np.float32),
+        np.array(speaker_labels, dtype=np.int32),
     )
-    for array in (voice.speech_tokens, voice.speech_feat, voice.speaker_embedding):
+    for array in (voice.speech_tokens, voice.speech_feat, voice.speaker_embedding, voice.speaker_labels):
         array.setflags(write=False)
     return voice

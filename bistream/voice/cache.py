@@ -68,7 +68,7 @@ class VoiceCache:
 
 def voice_bytes(voice: VoicePrompt) -> int:
     """Size of a voice's arrays and transcript."""
-    arrays = (voice.speech_tokens, voice.speech_feat, voice.speaker_embedding)
+    arrays = (voice.speech_tokens, voice.speech_feat, voice.speaker_embedding, voice.speaker_labels)
     return sum(array.nbytes for array in arrays) + len(voice.prompt_text.encode("utf-8", errors="surrogatepass"))
 
 

@@ -19,11 +19,12 @@ from bistream.contract.checks import SPEAKER_ID_PATTERN, check_speaker_id
 from bistream.errors import BistreamError, CheckpointError, InvalidInputError, UnknownSpeakerError
 from bistream.store.fingerprint import Fingerprint, from_json
 from bistream.types import VoicePrompt
-from bistream.voice.build import make_voice_prompt
+from bistream.voice.build import NO_LABELS, make_voice_prompt
 
 FORMAT = 1
 _TENSORS_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}-[0-9a-f]{32}\.safetensors\Z")
 _ARRAYS = ("speech_tokens", "speech_feat", "speaker_embedding")
+_LABELS = "speaker_labels"  # an array of voices that have them
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class VoiceRegistry:
 
         entry, data = self._content(speaker_id)
         try:
-            arrays = safetensors.numpy.load(data)
-            return make_voice_prompt(entry.prompt_text, *(arrays[name] for name in _ARRAYS))
+            arrays = {_LABELS: NO_LABELS, **safetensors.numpy.load(data)}
+            return make_voice_prompt(entry.prompt_text, *(arrays[name] for name in (*_ARRAYS, _LABELS)))
         except (BistreamError, KeyError, safetensors.SafetensorError) as error:
             raise _damaged(speaker_id) from error
 
@@ -89,7 +90,8 @@ class VoiceRegistry:
             previous = None
         import safetensors.numpy  # noqa: PLC0415
 
-        data = safetensors.numpy.save({name: getattr(voice, name) for name in _ARRAYS})
+        names = (*_ARRAYS, _LABELS) if voice.speaker_labels.size else _ARRAYS
+        data = safetensors.numpy.save({name: getattr(voice, name) for name in names})
         tensors_name = f"{speaker_id}-{_digest(data, voice.prompt_text)}.safetensors"
         header: dict[str, object] = {"format": FORMAT, "prompt_text": voice.prompt_text, "tensors": tensors_name}
         if self._made_with is not None:

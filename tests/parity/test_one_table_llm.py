@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,11 +12,10 @@ import torch
 from tokenizers import Tokenizer
 
 from bistream.checkpoints.one_table import OneTableConfig
+from bistream.contract.checks import GENDERS, LEVELS
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.one_table.prompts import (
-    GENDERS,
-    LEVELS,
     Labels,
     SpeakerTokens,
     begin_speech,
@@ -25,7 +25,7 @@ from bistream.text2token.one_table.prompts import (
 )
 from bistream.text2token.one_table.sampling import kept_scores
 from bistream.text2token.one_table.tokenizer import PlainTextTokenizer
-from bistream.text2token.one_table.voice_design import VoiceDesigner, VoiceRequest
+from bistream.text2token.one_table.voice_design import VoiceDesigner
 from bistream.text2token.one_table.weights import build_weights, expected_shapes, speech_rows, voice_rows
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.torch_engine import TorchEngine
@@ -155,7 +155,7 @@ PICKS = Callable[[torch.Tensor, list[int]], int]
 def _engine(config: OneTableConfig, weights: ModelWeights, pick: PICKS) -> TorchEngine:
     torch.set_num_threads(1)
     settings = EngineSettings(max_sessions=1, max_rows=64, kv_cache_tokens=512, max_sequence_ids=512)
-    return TorchEngine(Qwen2Model(config, weights), settings, ScriptedSampler({"a": pick}), threaded=False)
+    return TorchEngine(Qwen2Model(config, weights), settings, ScriptedSampler(defaultdict(lambda: pick)), threaded=False)
 
 
 def _run(engine: TorchEngine) -> None:
@@ -196,7 +196,7 @@ def test_whole_sequences_on_the_engine(name: str, model: Qwen2Model, tokenizer: 
         labels = Labels(arguments["gender"], arguments["pitch"], arguments["speed"])
         made: list[object] = []
         designer = VoiceDesigner(engine, CONFIG, tokenizer.encode)
-        designer.begin(VoiceRequest("a", arguments["text"], labels, SamplingSpec(win_size=0)), made.append)
+        designer.begin(labels, 0, made.append, arguments["text"])
         _run(engine)
         (speaker,) = made
         assert isinstance(speaker, SpeakerTokens) and speaker.global_tokens == tuple(case["global_tokens"])

@@ -62,7 +62,7 @@ def test_llm_bistream_streams_speech_tokens(grpc_url: str) -> None:
     assert int(start.outputs[-1]["text_consumed"][0, 0]) == len("Good morning.")
 
 
-@pytest.mark.parametrize("values", [{"text": "No session."}, {"session_id": "unknown", "text": "x", "is_start": False}])
+@pytest.mark.parametrize("values", [{"text": "No session."}, {"session_id": "unknown", "text": "x", "is_start": False}, {"gender": "male"}])
 def test_llm_bistream_refuses_with_the_final_flag(grpc_url: str, values: dict[str, Any]) -> None:
     with Stream(grpc_url) as stream:
         refused = stream.receive_error(stream.send("llm_bistream", **values))

@@ -71,7 +71,11 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
         frozenset({"arithmetic", "barriers", "dependent_launch", "tensor_tiles", "compile_worker"}),  # of kernels: these import triton
         frozenset({"compile_ahead"}),
     ),
-    "contract": (frozenset({"audio", "checks", "refusals", "voices"}), frozenset({"ended_sessions", "fields"}), frozenset({"codec"})),
+    "contract": (
+        frozenset({"audio", "checks", "field", "refusals", "voices"}),
+        frozenset({"ended_sessions", "fields"}),
+        frozenset({"codec"}),
+    ),
     "hops": (frozenset({"policy", "queue", "text_pace"}), frozenset({"batch_rules"})),
     "checkpoints": tuple(
         frozenset(names.split())

@@ -82,7 +82,7 @@ def test_a_text_of_many_sequences_is_one_stream_and_numbers_are_words(tiny_model
     text, written_out = "It is 5 km. One two.", "It is five kilometers. One two."
     with LocalPipeline(config) as short:
         chunks, expected = (list(short.stream(list(each), tone(), GenerationOptions(seed=1))) for each in (text, written_out))
-        stats = short._language_model._service._parts.engine.stats()
+        stats = short._language_model.service._parts.engine.stats()
     assert chunks[-1].text_consumed == len(text)
     assert [chunk.sequence_number for chunk in chunks] == list(range(len(chunks)))
     assert len(audio(chunks)) == len(audio(expected)) > 96 * SAMPLES_PER_TOKEN, "more speech than one sequence holds"
@@ -108,7 +108,7 @@ def test_leaving_the_stream_early_frees_everything(pipeline: LocalPipeline) -> N
     stream = pipeline.stream(["A text that goes on for quite a while, ", "so that there is something to leave."], tone())
     assert len(next(stream).waveform) > 0
     stream.close()  # type: ignore[attr-defined]
-    services = pipeline._language_model._service, pipeline._token2wav._service
+    services = pipeline._language_model.service, pipeline._token2wav._service
     deadline = time.monotonic() + WAIT_S
     while any(held := (pipeline._orchestrator.open_sessions, services[0].num_sessions, services[1].live_sessions)):
         assert time.monotonic() < deadline, held

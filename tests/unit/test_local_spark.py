@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from bistream.commands.voices import main
 from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError
 from bistream.local import LocalPipeline, VoiceChoice
+from bistream.text2token.one_table.prompts import Labels, SpeakerTokens, continued_prompt
+from bistream.text2token.speech_lengths import SpeechLengths
 from bistream.types import FloatArray, GenerationOptions
 from tests.sounds import speech_like
 
@@ -20,18 +25,27 @@ TEXT = f"{FIRST} How are you?"
 SAMPLES_PER_TOKEN = 320
 REACH = 67  # tokens
 VOICE = VoiceChoice(speech_like(), "A tone.")
+LABELLED = VoiceChoice(gender="female", pitch="high")
 OPTIONS = GenerationOptions(seed=3)
 
 
 @pytest.fixture(scope="module")
-def pipeline(tiny_spark_dir: Path) -> Iterator[LocalPipeline]:
-    config = RuntimeConfig(model_dir=str(tiny_spark_dir), device="cpu", num_threads=1, max_sessions=4, first_lookahead_tokens=REACH)
+def voices_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("voices")
+
+
+@pytest.fixture(scope="module")
+def pipeline(tiny_spark_dir: Path, voices_dir: Path) -> Iterator[LocalPipeline]:
+    given = {"model_dir": str(tiny_spark_dir), "voices_dir": str(voices_dir)}
+    config = RuntimeConfig(**given, device="cpu", num_threads=1, max_sessions=4, first_lookahead_tokens=REACH)
     with LocalPipeline(config) as pipeline:
         yield pipeline
 
 
-def spoken(pipeline: LocalPipeline, pieces: list[str], is_whole: bool = False, voice: VoiceChoice = VOICE) -> FloatArray:
-    chunks = list(pipeline.stream(pieces, voice, OPTIONS, is_whole))
+def spoken(
+    pipeline: LocalPipeline, pieces: list[str], is_whole: bool = False, voice: VoiceChoice = VOICE, options: GenerationOptions = OPTIONS
+) -> FloatArray:
+    chunks = list(pipeline.stream(pieces, voice, options, is_whole))
     assert [chunk.sequence_number for chunk in chunks] == list(range(len(chunks)))
     assert chunks[-1].text_consumed == len("".join(pieces))
     return np.concatenate([chunk.waveform for chunk in chunks])
@@ -82,10 +96,61 @@ def test_without_a_transcript_it_is_another_speech(pipeline: LocalPipeline) -> N
     assert not np.array_equal(foreign, spoken(pipeline, [TEXT], is_whole=True))
 
 
+@pytest.fixture
+def short_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random weights rarely end by themselves."""
+    monkeypatch.setattr(SpeechLengths, "most", lambda *_: 20)
+
+
+@pytest.mark.usefixtures("short_sentences")
+def test_labels_and_a_seed_are_a_voice(pipeline: LocalPipeline) -> None:
+    """However the text comes, and whatever it begins with."""
+    labelled = spoken(pipeline, [TEXT], is_whole=True, voice=LABELLED)
+    assert len(labelled) % SAMPLES_PER_TOKEN == 0 and labelled.std() > 0.01
+    for pieces in (["", TEXT], list(TEXT)):
+        np.testing.assert_allclose(spoken(pipeline, pieces, voice=LABELLED), labelled, rtol=0, atol=5e-5)
+    others = (replace(LABELLED, gender="male"), replace(LABELLED, speaking_rate="low"), replace(LABELLED, pitch=None))
+    assert not any(np.array_equal(spoken(pipeline, [TEXT], True, voice), labelled) for voice in others)
+
+
+@pytest.mark.usefixtures("short_sentences")
+def test_every_sentence_has_the_voice_and_another_seed_another_one(pipeline: LocalPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts: list[tuple[str, SpeakerTokens]] = []
+
+    def prompted(*given: Any) -> list[int]:
+        prompts.append((given[3], given[4]))
+        return continued_prompt(*given)
+
+    monkeypatch.setattr("bistream.text2token.one_table.continuation.continued_prompt", prompted)
+
+    def speaker(text: str, seed: int, temperature: float = 1.0) -> SpeakerTokens:
+        prompts.clear()
+        spoken(pipeline, [text], is_whole=True, voice=LABELLED, options=GenerationOptions(seed, temperature))
+        assert [spoken.strip() for spoken, _ in prompts] == [f"{sentence.strip()}." for sentence in text.split(".")[:-1]]
+        (only,) = {speaker for _, speaker in prompts}
+        return only
+
+    text = "The weather was clear today, so we walked along the river. She asked whether the train would arrive on time."
+    found = speaker(text, 3)
+    assert found.labels == Labels("female", "high", "moderate") and len(set(found.global_tokens)) > 1
+    assert found == speaker("Nobody knew the answer to that.", 3) == speaker("Nobody knew the answer to that.", 3, temperature=0.5)
+    assert found != speaker(text, 4)
+
+
+@pytest.mark.usefixtures("short_sentences")
+def test_a_voice_of_labels_that_is_registered_sounds_the_same(pipeline: LocalPipeline, tiny_spark_dir: Path, voices_dir: Path) -> None:
+    directories = ["--model-dir", str(tiny_spark_dir), "--voices-dir", str(voices_dir)]
+    assert main(["add", "anna", *directories, "--gender", "female", "--pitch", "high", "--seed", "3"]) == 0
+    registered = spoken(pipeline, [TEXT], is_whole=True, voice=VoiceChoice(speaker_id="anna"))
+    assert np.array_equal(registered, spoken(pipeline, [TEXT], is_whole=True, voice=LABELLED))
+
+
 def test_a_recording_is_converted(pipeline: LocalPipeline) -> None:
     source = speech_like()
     converted = np.concatenate([chunk.waveform for chunk in pipeline.convert(source, VOICE, OPTIONS)])
     assert abs(len(converted) - len(source)) < 2 * SAMPLES_PER_TOKEN, "a token for each 20 ms"
+    labelled = np.concatenate([chunk.waveform for chunk in pipeline.convert(source, LABELLED, OPTIONS)])
+    assert len(labelled) == len(converted) and not np.array_equal(labelled, converted)
 
 
 def test_it_has_no_speed(pipeline: LocalPipeline) -> None:

@@ -33,8 +33,10 @@ from bistream.text2token.step_runner import EagerRunner, StepRunner
 from bistream.text2token.step_runners import BLOCK_SIZES, device_and_dtype
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import ModelWeights
+from bistream.voice.analyses import FAST_ANALYSIS_THREADS
 
-VOICE_SESSIONS, VOICE_POSITIONS = 4, 512  # of the engine that makes voices: a sentence, its labels and 38 ids more
+# Of the engine that makes voices: as many at a time as are asked for, each of a sentence, its labels and 38 ids more.
+VOICE_SESSIONS, VOICE_POSITIONS = FAST_ANALYSIS_THREADS, 512
 
 
 @dataclass(frozen=True)

@@ -15,24 +15,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from bistream.contract.checks import GENDERS, LEVELS
 from bistream.families.bicodec_tokens import NUM_GLOBAL, BiCodecTokens
 
 Encode = Callable[[str], list[int]]
-Gender = Literal["female", "male"]
-Level = Literal["very_low", "low", "moderate", "high", "very_high"]
-GENDERS: tuple[Gender, ...] = ("female", "male")
-LEVELS: tuple[Level, ...] = ("very_low", "low", "moderate", "high", "very_high")
+MODERATE = "moderate"
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Of a voice that the model is to make."""
+    """Of a voice that the model is to make: words of ``GENDERS`` and ``LEVELS``. speaking_rate: upstream's speed, which is another one on
+    the wire."""
 
-    gender: Gender
-    pitch: Level = "moderate"
-    speed: Level = "moderate"
+    gender: str
+    pitch: str = MODERATE
+    speaking_rate: str = MODERATE
+
+    @classmethod
+    def of(cls, gender: str, pitch: str | None, speaking_rate: str | None) -> Labels:
+        """Of a request, which need not say all."""
+        return cls(gender, pitch or MODERATE, speaking_rate or MODERATE)
 
     def ids(self, tokens: BiCodecTokens) -> list[int]:
         """Raises ``ValueError`` for a word that is none of the model's."""
@@ -40,7 +43,7 @@ class Labels:
             tokens.id("start_style_label"),
             tokens.id(f"gender_{GENDERS.index(self.gender)}"),
             tokens.id(f"pitch_label_{LEVELS.index(self.pitch)}"),
-            tokens.id(f"speed_label_{LEVELS.index(self.speed)}"),
+            tokens.id(f"speed_label_{LEVELS.index(self.speaking_rate)}"),
             tokens.id("end_style_label"),
         ]
 
@@ -72,7 +75,7 @@ class SpeakerTokens:
         if self.labels is None:
             return self.global_tokens
         labels = self.labels
-        own = (GENDERS.index(labels.gender), LEVELS.index(labels.pitch), LEVELS.index(labels.speed), self.pitch, self.speed)
+        own = (GENDERS.index(labels.gender), LEVELS.index(labels.pitch), LEVELS.index(labels.speaking_rate), self.pitch, self.speed)
         return (*self.global_tokens, *own)
 
     @classmethod

@@ -9,12 +9,13 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
-from bistream.contract.codec import Inputs
+from bistream.contract.codec import Inputs, output_arrays
 from bistream.contract.fields import LLM_BISTREAM
 from bistream.errors import BistreamError, UnknownSessionError
 from bistream.metrics.catalogue import AUDIO_STAGE
 from bistream.text.effort import takes_long
 from bistream.text.preparation import chosen_normalization
+from bistream.text2token.one_table.prompts import Labels, SpeakerTokens
 from bistream.text2token.service import LanguageModelStart
 from bistream.transport.sender import Answerer, ResponseSender, SiblingResponseSender, public_error
 from bistream.transport.sibling_ports import speech_error_arrays, speech_token_arrays
@@ -47,6 +48,9 @@ class TritonPythonModel(SiblingModel):
         return SiblingResponseSender(pb_utils, triton_sender, speech_error_arrays)
 
     def handle(self, inputs: Inputs, sender: Answerer) -> None:
+        if inputs.value("gender") is not None:
+            self._make_voice(inputs, sender)
+            return
         session_id = inputs.required("session_id")
         if inputs.value("is_cancel"):
             self._in_order(session_id, partial(self._cancel, session_id, sender), sender)
@@ -79,6 +83,13 @@ class TritonPythonModel(SiblingModel):
                 sender.fail(public_error(error))
 
         self._slow_texts.submit(session_id, answered)
+
+    def _make_voice(self, inputs: Inputs, sender: Answerer) -> None:
+        def made(voice: SpeakerTokens | BistreamError) -> None:  # called by the engine's thread
+            self.post_answer(sender, partial(_answer_voice, sender, voice))
+
+        labels = Labels.of(inputs.value("gender"), inputs.value("pitch"), inputs.value("speaking_rate"))
+        self._service.voices.begin(labels, inputs.value("seed"), made)
 
     def _cancel(self, session_id: str, sender: Answerer) -> None:
         self._service.cancel(session_id)
@@ -147,3 +158,10 @@ def _answer(sender: Answerer, message: SpeechTokens | BistreamError) -> None:
         sender.fail(message)
     else:
         sender.send_last(speech_token_arrays(message))
+
+
+def _answer_voice(sender: Answerer, voice: SpeakerTokens | BistreamError) -> None:
+    if isinstance(voice, BistreamError):
+        sender.fail(voice)
+    else:
+        sender.send_last(output_arrays(LLM_BISTREAM, {"made_voice": voice.numbers}))

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bistream.contract.codec import scalar_array, text_array
-from bistream.contract.fields import Field, ModelContract
+from bistream.contract.field import Field
+from bistream.contract.fields import ModelContract
 from bistream.text.special_tokens import SPECIAL_TOKENS
 from bistream.transport.envelope import Message, pack
 from tests.sounds import speech_like
@@ -73,6 +74,7 @@ TEXTS: st.SearchStrategy[Tensor] = st.one_of(
 ID_VALUES: tuple[str | bytes, ...] = (*IDS, *IDS, *IDS, "", "a b", "x" * 129, "é", "../a", b"\xff")
 NAMES: st.SearchStrategy[Tensor] = st.sampled_from(ID_VALUES).map(bytes_tensor)
 SPEAKERS: st.SearchStrategy[Tensor] = st.sampled_from(("nobody", "../etc/passwd", "", "x" * 65)).map(bytes_tensor)
+LABELS: st.SearchStrategy[Tensor] = st.sampled_from(("female", "male", "very_low", "moderate", "loud", "")).map(bytes_tensor)
 NUMBERS: dict[str, st.SearchStrategy[Any]] = {
     "BOOL": st.booleans(),
     "INT32": st.one_of(st.sampled_from((0, 1, 15, 25, 16000)), st.integers(-(2**31), 2**31 - 1)),
@@ -103,6 +105,8 @@ def values(spec: Field) -> st.SearchStrategy[Tensor]:
         return NAMES
     if spec.name == "speaker_id":
         return SPEAKERS
+    if spec.name in ("gender", "pitch", "speaking_rate"):
+        return LABELS
     if spec.name == "calls":
         return ENVELOPES
     if spec.datatype == "BYTES":

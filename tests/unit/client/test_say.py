@@ -94,6 +94,13 @@ def test_the_manner_goes_along(server: FakeServer, output: Path) -> None:
     assert request.flag("is_cross_lingual")
 
 
+def test_labels_go_along(server: FakeServer, output: Path) -> None:
+    assert run(server, output, "--text", "Hi.", "--gender", "female", "--pitch", "high", "--speaking-rate", "very_low") == 0
+    (request,) = server.received
+    labels = {name: request.inputs[name] for name in ("gender", "pitch", "speaking_rate")}
+    assert labels == {"gender": b"female", "pitch": b"high", "speaking_rate": b"very_low"} and "speed" not in request.inputs
+
+
 def test_an_error_of_the_server_is_exit_code_1(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(request: Received, stream: Stream) -> None:
         stream.error(request.id, "BUSY: All 4 sessions are taken; try again later. [session s]")
@@ -118,6 +125,11 @@ def test_an_error_of_the_server_is_exit_code_1(output: Path, capsys: pytest.Capt
         ["--text", "a", "--reference-text", "words"],
         ["--stdin", "--speed", "1.5"],
         ["--text", "a", "--speaker-id", "b", "--reference-audio", "v.wav", "--reference-text", "w"],
+        ["--text", "a", "--gender", "neutral"],
+        ["--text", "a", "--pitch", "high"],
+        ["--text", "a", "--gender", "male", "--speaking-rate", "1.5"],
+        ["--text", "a", "--gender", "male", "--speaker-id", "b"],
+        ["--text", "a", "--gender", "male", "--reference-audio", "v.wav"],
     ],
 )
 def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,8 +17,10 @@ from bistream.client.messages import RequestMessages
 from bistream.client.opening import START_ARGUMENTS, SessionStarts
 from bistream.client.say import parse_arguments, start_session
 from bistream.contract.codec import ArrayInputs, Arrays, flat_values, input_arrays, to_array, to_value
-from bistream.contract.fields import CONTRACTS, COSYVOICE2_BISTREAM, LLM_BISTREAM, Field
+from bistream.contract.field import Field
+from bistream.contract.fields import CONTRACTS, COSYVOICE2_BISTREAM, LLM_BISTREAM
 from bistream.sessions.ports import BistreamRequest
+from bistream.text2token.one_table.prompts import Labels
 from bistream.text2token.service import LanguageModelStart
 from bistream.transport.sibling_ports import SiblingLanguageModel
 from bistream.triton.inputs import TritonInputs, bistream_request
@@ -32,10 +34,15 @@ from tests.unit.triton.fakes import FakeRequest
 FIELDS = COSYVOICE2_BISTREAM.by_name
 # Of a session and of the calls between models, not of what is to be spoken.
 CONTROLS = {"session_id", "is_start", "is_end", "is_cancel", "is_pull", "wanted_tokens", "slack_s", "channel_id", "calls", "is_voice_list"}
+# Of a voice that is to be made: the language model has no session yet.
+LABELS = {field.name for field in dataclasses.fields(Labels)}
 VALUES: dict[str, Any] = {
     "reference_wav": np.linspace(-0.5, 0.5, 16000, dtype=np.float32),
     "reference_hash": "0" * 64,
     "text_normalization": "en",
+    "gender": "female",
+    "pitch": "high",
+    "speaking_rate": "very_low",
     "BYTES": "something",
     "BOOL": True,
     "INT32": 7,
@@ -98,7 +105,7 @@ OPTIONS = [field for field in dataclasses.fields(GenerationOptions)]
 
 
 def test_what_the_language_model_is_told_is_one_object() -> None:
-    shared = {field.name for field in COSYVOICE2_BISTREAM.inputs if LLM_BISTREAM.name in field.models} - CONTROLS
+    shared = {field.name for field in COSYVOICE2_BISTREAM.inputs if LLM_BISTREAM.name in field.models} - CONTROLS - LABELS
     assert shared == {option.name for option in OPTIONS}
 
 
@@ -149,7 +156,7 @@ def test_an_option_can_be_given_on_the_command_line(name: str, monkeypatch: pyte
 def test_requests_have_the_fields_and_defaults_of_the_table(request_class: Any, contract: Any, others: set[str]) -> None:
     values = flat_values(request_class)
     fields = contract.by_name
-    assert set(values) - others <= set(fields) <= set(values) | CONTROLS
+    assert set(values) - others <= set(fields) <= set(values) | CONTROLS | LABELS
     for name in set(values) - others - {"session_id"}:
         assert np.array_equal(fields[name].default, values[name]), name
 

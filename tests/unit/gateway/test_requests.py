@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from bistream.contract.fields import CONTRACTS
+from bistream.contract.fields import CONTRACTS, COSYVOICE2
 from bistream.errors import InvalidInputError
 from gateway.messages import (
     error_bytes,
@@ -48,7 +48,7 @@ def text_parameter(value: str) -> Any:
     return service_pb2.InferParameter(string_param=value)
 
 
-MANY: dict[str, Any] = {f"a{number}": "x" for number in range(12)}
+MANY: dict[str, Any] = {f"a{number}": "x" for number in range(len(COSYVOICE2.inputs) + 1)}
 WRONG: dict[str, tuple[Any, str]] = {
     "unknown model": (message(model="nope", target_text="x"), "nope"),
     "inner model": (message(model="llm_bistream", target_text="x"), "llm_bistream"),
@@ -59,7 +59,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "an input of the other model": (message(model=OFFLINE, target_text="x", seed=1), "seed"),
     "a missing input": (message(model=OFFLINE, reference_text="x"), "target_text"),
     "an input twice": (damaged(lambda made: made.MergeFrom(message(target_text="y"))), "twice"),
-    "more inputs than there are": (message(model=OFFLINE, **MANY), "12 inputs"),
+    "more inputs than there are": (message(model=OFFLINE, **MANY), f"{len(MANY)} inputs"),
     "a hash too short": (message(target_text="x", reference_hash="0" * 63), "64 lower-case"),
     "a hash too long": (message(target_text="x", reference_hash="0" * 65), "64 lower-case"),
     "a hash in capitals": (message(model=OFFLINE, target_text="x", reference_hash="A" * 64), "64 lower-case"),

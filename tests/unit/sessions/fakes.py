@@ -14,6 +14,7 @@ import numpy as np
 
 from bistream.errors import BistreamError, CancelledError, UnknownSessionError
 from bistream.sessions.ports import BistreamRequest, Ports
+from bistream.text2token.one_table.prompts import Labels, SpeakerTokens
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
@@ -62,6 +63,14 @@ class FakeVoicePort:
 
     def speaker_features(self, reference_wav: FloatArray) -> SpeakerFeatures:
         return SpeakerFeatures(np.ones(192, np.float32), np.zeros((len(reference_wav) // 320, 80), np.float32))
+
+    def speaker_of_labels(self, labels: Labels, seed: int) -> IntArray:
+        """32 global tokens, all the seed, and the labels."""
+        with self.counted:
+            self.calls += 1
+        if self.fails is not None:
+            raise self.fails
+        return np.array(SpeakerTokens((seed,) * 32, labels, pitch=200, speed=4).numbers, np.int32)
 
 
 async def opened(gate: threading.Event) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.contract.fields import COSYVOICE2_BISTREAM, Field
+from bistream.contract.field import Field
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import InvalidInputError
 from bistream.sessions.request_checks import TextLedger, check_append
 from bistream.text.special_tokens import SPECIAL_TOKENS

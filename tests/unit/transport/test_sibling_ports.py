@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.contract.fields import CONTRACTS, TOKEN2WAV
+from bistream.contract.codec import ArrayInputs
+from bistream.contract.fields import CONTRACTS, LLM_BISTREAM, TOKEN2WAV
 from bistream.contract.refusals import format_error
 from bistream.errors import (
     BistreamError,
@@ -23,6 +24,7 @@ from bistream.errors import (
 )
 from bistream.processes.control_files import CONTROL_VARIABLE
 from bistream.sessions.ports import LanguageModelPort, Ports
+from bistream.text2token.one_table.prompts import Labels
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.service import Token2WavHop
 from bistream.transport.bls_client import BlsClient
@@ -204,6 +206,20 @@ def test_a_recording_that_killed_its_model_is_not_sent_again() -> None:
     with pytest.raises(EngineError):
         voice.prompt_speech_tokens(np.zeros(16000, np.float32))
     assert calls == ["audio_tokenizer"]
+
+
+def test_a_voice_of_labels_is_one_request_of_the_language_model() -> None:
+    calls: list[tuple[str, Arrays]] = []
+
+    def answer(model: str, arrays: Arrays) -> list[FakeResponse]:
+        calls.append((model, arrays))
+        return [response(made_voice=np.arange(37, dtype=np.int32))]
+
+    voice = SiblingVoice(BlsClient(FakePbUtils(answer), IteratorKeeper()), lambda seconds: None)
+    assert voice.speaker_of_labels(Labels("female", "high"), 7).tolist() == list(range(37))
+    ((model, arrays),) = calls
+    inputs = ArrayInputs(arrays, LLM_BISTREAM)
+    assert model == "llm_bistream" and inputs.read(Labels) == Labels("female", "high", "moderate") and inputs.value("seed") == 7
 
 
 @pytest.mark.parametrize("is_end", [True, False])

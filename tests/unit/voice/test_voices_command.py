@@ -15,6 +15,7 @@ import soundfile
 from bistream.commands.recording_advice import advice
 from bistream.commands.voices import main
 from bistream.contract.voices import PRESET, REGISTERED, ListedVoice
+from bistream.text2token.one_table.prompts import Labels, SpeakerTokens
 from bistream.types import FloatArray
 from bistream.voice.registry import VoiceRegistry
 from tests.sounds import speech_like
@@ -90,6 +91,19 @@ def test_import(tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "no speaker '002'" in capsys.readouterr().err
 
 
+def test_a_voice_of_labels(tiny_spark_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its labels and its seed make it, and it can be listed and made again."""
+    common: tuple[str | Path, ...] = ("--model-dir", tiny_spark_dir, "--voices-dir", tmp_path, "--gender", "male", "--pitch", "low")
+    for name, seed in (("anna", "7"), ("again", "7"), ("other", "8")):
+        assert run(name, *common, "--seed", seed) == 0
+    assert f"anna: a voice without a recording in {tmp_path}" in capsys.readouterr().out
+    registry = VoiceRegistry(tmp_path)
+    anna, again, other = (SpeakerTokens.of(registry.load(name).speaker_tokens.tolist()) for name in ("anna", "again", "other"))
+    assert anna == again != other and anna.labels == Labels("male", "low", "moderate")
+    assert main(["list", "--voices-dir", str(tmp_path)]) == 0
+    assert "anna: a voice without a recording, ''" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -97,6 +111,8 @@ def test_import(tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         (("a", "--reference-audio", REFERENCE, "--reference-text", "  "), "transcript"),
         (("a", "--reference-audio", "absent.wav", "--reference-text", "a"), "absent.wav"),
         (("--import-spk2info", "absent.pt"), "absent.pt"),
+        (("a", "--gender", "male"), "makes no voices of labels"),
+        (("a", "--gender", "male", "--seed", "-1"), "seed is -1"),
     ],
 )
 def test_mistakes_end_with_a_sentence(
@@ -113,7 +129,18 @@ def test_mistakes_end_with_a_sentence(
 
 @pytest.mark.parametrize(
     "arguments",
-    [(), ("a",), ("--import-spk2info", "f", "--reference-text", "a"), ("a", "--rename", "a=b"), ("--rename", "a")],
+    [
+        (),
+        ("a",),
+        ("--import-spk2info", "f", "--reference-text", "a"),
+        ("a", "--rename", "a=b"),
+        ("--rename", "a"),
+        ("--gender", "male"),
+        ("a", "--pitch", "low"),
+        ("a", "--gender", "neutral"),
+        ("a", "--gender", "male", "--reference-audio", "a.wav", "--reference-text", "a"),
+        ("--import-spk2info", "f", "--gender", "male"),
+    ],
 )
 def test_arguments_that_do_not_go_together(arguments: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as stopped:

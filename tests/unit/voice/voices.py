@@ -28,3 +28,4 @@ def assert_same_voice(first: VoicePrompt, second: VoicePrompt) -> None:
     np.testing.assert_array_equal(first.speech_tokens, second.speech_tokens)
     np.testing.assert_array_equal(first.speech_feat, second.speech_feat)
     np.testing.assert_array_equal(first.speaker_embedding, second.speaker_embedding)
+    np.testing.assert_array_equal(first.speaker_labels, second.speaker_labels)

@@ -28,7 +28,7 @@ from bistream.text2token.graphs.weights import fold_weights
 from bistream.text2token.one_table.loading import OneTableModel, load_model
 from bistream.text2token.one_table.prompts import Labels, SpeakerTokens, begin_speech, clone_prompt
 from bistream.text2token.one_table.sampling import make_sampler
-from bistream.text2token.one_table.voice_design import VoiceDesigner, VoiceRequest
+from bistream.text2token.one_table.voice_design import VoiceDesigner
 from bistream.text2token.one_table.weights import build_weights, expected_shapes, load_state, voice_rows
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.step_runner import EagerRunner, StepRunner
@@ -123,29 +123,30 @@ def test_a_voice_is_pitch_speed_and_global_tokens(
 
 def test_voices_are_made_side_by_side_as_alone(model: OneTableModel, sizes: OneTableConfig) -> None:
     designer = VoiceDesigner(model.voices, sizes, model.tokenizer.encode)
-    requests = [VoiceRequest(f"{seed}", TEXTS[seed], Labels("female", "high"), replace(SPEC, seed=seed)) for seed in range(3)]
-    alone = [designer.make(request) for request in requests]
-    made: dict[str, object] = {}
-    for request in requests:
-        designer.begin(request, lambda voice, name=request.id: made.update({name: voice}))  # type: ignore[misc]
-    while len(made) < len(requests):
+    labels, seeds = Labels("female", "high"), range(3)
+    alone = [designer.make(labels, seed) for seed in seeds]
+    made: dict[int, object] = {}
+    for seed in seeds:
+        designer.begin(labels, seed, lambda voice, seed=seed: made.update({seed: voice}))  # type: ignore[misc]
+    while len(made) < len(seeds):
         torch.ones(1).add(1)
-    assert [made[request.id] for request in requests] == alone and len(set(alone)) == 3
+    assert [made[seed] for seed in seeds] == alone and len(set(alone)) == 3
+    assert designer.make(labels, 0, "Another text.") not in alone
     for voice in alone:
-        assert voice.labels == Labels("female", "high") and voice.ids(sizes.tokens)
+        assert voice.labels == labels and voice.ids(sizes.tokens)
     assert model.voices.stats().sessions == 0
 
 
 def test_a_voice_of_a_long_text_is_refused(model: OneTableModel, sizes: OneTableConfig) -> None:
     designer = VoiceDesigner(model.voices, sizes, model.tokenizer.encode)
     with pytest.raises(InvalidInputError, match="a text of at most 467 tokens"):
-        designer.begin(VoiceRequest("long", "x " * 600, Labels("male"), SPEC), lambda voice: None)
+        designer.begin(Labels("male"), 0, lambda voice: None, "x " * 600)
     assert model.voices.stats().sessions == 0
 
 
 def test_a_cancelled_voice_is_an_error(model: OneTableModel, sizes: OneTableConfig) -> None:
     designer, found = VoiceDesigner(model.voices, sizes, model.tokenizer.encode), list[object]()
-    designer.begin(VoiceRequest("gone", "Hello.", Labels("male"), SPEC), found.append)()
+    designer.begin(Labels("male"), 0, found.append)()
     while not found:
         torch.ones(1).add(1)
     assert isinstance(found[0], (EngineError, SpeakerTokens)) and model.voices.stats().sessions == 0
@@ -189,7 +190,7 @@ def test_bfloat16_is_served(directory: Path, config: RuntimeConfig, sizes: OneTa
     sink = RecordingSink()
     prompt = prompts(model, sizes)[0]
     model.speech.open("a", SPEC, 200).turn(prompt, TurnLimits(5), sink)
-    voice = VoiceDesigner(model.voices, sizes, model.tokenizer.encode).make(VoiceRequest("v", "Hello.", Labels("male"), SPEC))
+    voice = VoiceDesigner(model.voices, sizes, model.tokenizer.encode).make(Labels("male"), 0)
     model.close()
     assert len(voice.global_tokens) == 32
 

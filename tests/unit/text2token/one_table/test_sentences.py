@@ -172,7 +172,7 @@ def test_a_voice_of_labels_keeps_them_in_every_prompt() -> None:
 
 @given(st.lists(st.integers(0, 255), min_size=32, max_size=32), st.none() | st.sampled_from(["female", "male"]), st.integers(0, 1000))
 def test_a_voice_is_a_list_of_numbers(codes: Sequence[int], gender: str | None, pitch: int) -> None:
-    voice = SpeakerTokens(tuple(codes)) if gender is None else SpeakerTokens(tuple(codes), Labels(gender, "low"), pitch, 3)  # type: ignore[arg-type]
+    voice = SpeakerTokens(tuple(codes)) if gender is None else SpeakerTokens(tuple(codes), Labels(gender, "low"), pitch, 3)
     assert SpeakerTokens.of(voice.numbers) == voice
 
 

@@ -201,4 +201,12 @@ def test_parts_are_loaded_by_the_directory(config: RuntimeConfig, monkeypatch: p
     service.start(start("Hello there, how are you today?", True), messages.put)
     tokens, _ = all_of(messages)
     assert tokens and max(tokens) < 512
+    assert service.healthy and service.voices.make(Labels("male"), 3).labels == Labels("male")
     service.close()
+    with pytest.raises(BistreamError):
+        service.voices.make(Labels("male"), 3)
+
+
+def test_a_model_that_makes_no_voices_says_so(service: SpeechTokenService) -> None:
+    with pytest.raises(InvalidInputError, match="makes no voices of labels"):
+        _ = service.voices
