@@ -123,7 +123,7 @@ stage_2() {
   setup
   make_checkpoint
   local settings=("voices_dir=$(realpath -m "$VOICES_DIR")")
-  if [ "$MODE" = offline ]; then settings+=(cosyvoice2.decoupled_mode=False); fi
+  if [ "$MODE" = offline ]; then settings+=(decoupled_mode=False); fi
   if [ "$PROFILE" = tensorrt_llm ]; then
     [ -d "$BUILD/${FAMILY}_llm" ] || fail "$BUILD/${FAMILY}_llm does not exist; make it with the same variables: bash run.sh 1 1"
     settings+=("engine_dir=$(realpath "$BUILD/${FAMILY}_llm")")

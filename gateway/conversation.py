@@ -48,6 +48,7 @@ class Conversation:
         if not await self._admit_request():
             return
         try:
+            await self._gate.check_served(request.model)
             session = self._start(request) if _is_start(request) else self._gate.sessions.find(self._owner, request.session_id)
             await session.forward(request, self)
         except BistreamError as error:

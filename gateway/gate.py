@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from bistream.contract.fields import COSYVOICE2
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError, BusyError, EngineError, SessionTimeoutError, ShuttingDownError
 from gateway.admission import Admission, Caller, host_of
 from gateway.budget import Budget, InputBudget
@@ -17,7 +17,7 @@ from gateway.keys import Keys
 from gateway.messages import request_bytes
 from gateway.metrics import Metrics
 from gateway.refusals import UnauthenticatedError, WrongCallError
-from gateway.requests import FrontModelRequest
+from gateway.requests import PUBLIC, FrontModelRequest, not_served
 from gateway.session import Home, Session, SessionSurroundings
 from gateway.session_table import SessionTable
 from gateway.settings import GateSettings
@@ -118,11 +118,20 @@ class Gate:
         task.add_done_callback(self._tasks.discard)
         return session
 
+    async def check_served(self, model: str) -> None:
+        """Triton dies of some requests to models that it has not. Raises ``InvalidInputError`` for a front model of another family than
+        the server's, and ``BistreamError`` where that cannot be known now."""
+        if PUBLIC[model].family:
+            self._refuse_when_closed()
+            if not await self.upstream.is_model_ready(model):
+                raise not_served(model)
+
     async def infer(self, caller: Caller, request: FrontModelRequest) -> Any:
         """A whole text in one call: a ``ModelInferResponse`` with the client's id. Raises ``BistreamError``."""
-        if request.model != COSYVOICE2.name:
+        if request.model == COSYVOICE2_BISTREAM.name:
             raise WrongCallError(f"Model {request.model} streams; call it with ModelStreamInfer over gRPC.")
         with self._unary_session(caller):
+            await self.check_served(request.model)
             response = await self.upstream.infer(request_bytes(request, "0", request.tensors))
         response.id = request.request_id
         return response

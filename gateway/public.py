@@ -1,4 +1,4 @@
-"""What the gate tells about the server and its two public models, over any protocol: Triton's answers without what is not public."""
+"""What the gate tells about the server and its public models, over any protocol: Triton's answers without what is not public."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tritonclient.grpc import service_pb2
 
 from gateway.gate import Gate
 from gateway.refusals import NotServedError
-from gateway.requests import PUBLIC
+from gateway.requests import PUBLIC, not_served
 
 # Of Triton's extensions, those that the gate lets through.
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "statistics")
@@ -17,10 +17,10 @@ _CONFIG_FIELDS = ("name", "platform", "backend", "max_batch_size", "input", "out
 _CONFIG_PARAMETERS = {"model_family", "languages", "can_be_instructed", "max_text_chars", "sample_rate", "tokens_per_second"}
 
 
-def check_public(model: str, version: str = "") -> None:
+async def check_public(gate: Gate, model: str, version: str = "") -> None:
     """Raises ``NotServedError``."""
-    if model not in PUBLIC:
-        raise NotServedError(f"Model {model[:64]!r} is not served here; its models are {' and '.join(PUBLIC)}.")
+    if model not in PUBLIC or (PUBLIC[model].family and not await gate.upstream.is_model_ready(model)):
+        raise NotServedError(not_served(model).sentence)
     if version not in ("", "1"):
         raise NotServedError(f"Model {model} has version 1 only; leave the version out.")
 
@@ -34,12 +34,11 @@ async def server_metadata(gate: Gate) -> Any:
 async def model_ready(gate: Gate, model: str, version: str = "") -> bool:
     if model not in PUBLIC or version not in ("", "1") or not gate.is_ready:
         return False
-    request = service_pb2.ModelReadyRequest(name=model)
-    return bool((await gate.upstream.ask("ModelReady", request, service_pb2.ModelReadyResponse)).ready)
+    return await gate.upstream.is_model_ready(model)
 
 
 async def model_metadata(gate: Gate, model: str, version: str = "") -> Any:
-    check_public(model, version)
+    await check_public(gate, model, version)
     request = service_pb2.ModelMetadataRequest(name=model)
     answer = await gate.upstream.ask("ModelMetadata", request, service_pb2.ModelMetadataResponse)
     _keep_public(model, answer.inputs, answer.outputs)
@@ -47,7 +46,7 @@ async def model_metadata(gate: Gate, model: str, version: str = "") -> Any:
 
 
 async def model_config(gate: Gate, model: str, version: str = "") -> Any:
-    check_public(model, version)
+    await check_public(gate, model, version)
     request = service_pb2.ModelConfigRequest(name=model)
     answer = await gate.upstream.ask("ModelConfig", request, service_pb2.ModelConfigResponse)
     for field, _ in answer.config.ListFields():
@@ -69,9 +68,9 @@ def _keep_public(model: str, *tensors: Any) -> None:
 
 
 async def statistics(gate: Gate, model: str, version: str = "") -> Any:
-    """Of one public model, or of both when ``model`` is empty."""
+    """Of one public model, or of all when ``model`` is empty."""
     if model:
-        check_public(model, version)
+        await check_public(gate, model, version)
     request = service_pb2.ModelStatisticsRequest(name=model)
     answer = await gate.upstream.ask("ModelStatistics", request, service_pb2.ModelStatisticsResponse)
     return service_pb2.ModelStatisticsResponse(model_stats=[stats for stats in answer.model_stats if stats.name in PUBLIC])

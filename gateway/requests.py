@@ -15,11 +15,11 @@ import numpy as np
 
 from bistream.contract.codec import NUMPY_TYPES, checked
 from bistream.contract.field import Field
-from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM, OTHER_NAMES, ModelContract
+from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM, OTHER_NAMES, SPARK_TTS, ModelContract
 from bistream.errors import InvalidInputError
 from gateway.settings import GateLimits
 
-PUBLIC: dict[str, ModelContract] = {contract.name: contract for contract in (COSYVOICE2_BISTREAM, COSYVOICE2)}
+PUBLIC: dict[str, ModelContract] = {contract.name: contract for contract in (COSYVOICE2_BISTREAM, COSYVOICE2, SPARK_TTS)}
 LENGTH_BYTES = 4  # before the only element of a BYTES tensor, little-endian
 MAX_REQUEST_ID_BYTES = 1024
 _OUTPUTS = {name: frozenset(spec.name for spec in contract.outputs) for name, contract in PUBLIC.items()}
@@ -73,13 +73,18 @@ def served_name(model: str) -> str:
 
 
 def contract_of(model: str, version: str) -> ModelContract:
-    """Raises ``InvalidInputError`` for every model but the two front models."""
+    """Raises ``InvalidInputError`` for every model but the front models."""
     contract = PUBLIC.get(model)
     if contract is None:
-        raise InvalidInputError(f"Model {_quoted(model)} is not served here; use {' or '.join(PUBLIC)}.")
+        raise not_served(model)
     if version not in ("", "1"):
         raise InvalidInputError(f"Model {model} has version 1 only; leave the version out.")
     return contract
+
+
+def not_served(model: str) -> InvalidInputError:
+    served = [name for name, contract in PUBLIC.items() if not contract.family]
+    return InvalidInputError(f"Model {_quoted(model)} is not served here; use {' or '.join(served)}.")
 
 
 def checked_request(
@@ -99,7 +104,7 @@ def checked_request(
         if tensor.name in by_name:
             raise InvalidInputError(f"Input {tensor.name} comes twice; send it once.")
         by_name[tensor.name] = tensor
-    if model == COSYVOICE2.name and not {"target_text", "source_wav"} & by_name.keys():
+    if model != COSYVOICE2_BISTREAM.name and not {"target_text", "source_wav"} & by_name.keys():
         raise InvalidInputError("Input target_text is missing; send it as BYTES [1, 1], or source_wav to convert a recording.")
     if not by_name:
         raise InvalidInputError("The request has no input; send target_text, or session_id with is_cancel.")

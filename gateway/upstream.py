@@ -143,6 +143,11 @@ class Upstream:
         """A question about the server or a model. Raises ``BistreamError``."""
         return await self._unary(method, request.SerializeToString(), response_type, UNARY_TIMEOUT_S)
 
+    async def is_model_ready(self, model: str) -> bool:
+        """False also for a model that Triton does not have. Raises ``BistreamError``."""
+        request = service_pb2.ModelReadyRequest(name=model)
+        return bool((await self.ask("ModelReady", request, service_pb2.ModelReadyResponse)).ready)
+
     async def _unary(self, method: str, data: bytes, response_type: Any, timeout_s: float | None) -> Any:
         try:
             return response_type.FromString(await self._call(method, data, timeout_s))

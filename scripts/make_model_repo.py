@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes a fresh model repository that tritonserver can load: templates/ filled, model_repo/ copied, swapped in by rename.
 
-    make_model_repo.py --model-dir CosyVoice2-0.5B --out build/model_repo --set max_sessions=128 --set cosyvoice2.decoupled_mode=False
+    make_model_repo.py --model-dir CosyVoice2-0.5B --out build/model_repo --set max_sessions=128 --set decoupled_mode=False
 
 A value comes from --set MODEL.KEY=VALUE, else --set KEY=VALUE (every model that has this placeholder), else the profile,
 else templates/defaults.json (settings of Triton alone), else the default of bistream.config.RuntimeConfig.
@@ -24,6 +24,7 @@ from bistream.checkpoints.files import family_of
 from bistream.checkpoints.model_card import read_model_card
 from bistream.checkpoints.model_dir import check_model_dir
 from bistream.config import RuntimeConfig
+from bistream.contract.fields import CONTRACTS
 from bistream.conversion.records import MADE_OF, file_sha256, read_record
 from bistream.errors import BistreamError, ConfigError
 from bistream.text2token.tensorrt_llm.preflight import CACHE_PER_ADMITTED, check_installed
@@ -40,9 +41,15 @@ class RepositoryError(Exception):
     """The repository cannot be made; the message says what to change."""
 
 
-def model_names(root: Path = ROOT) -> list[str]:
+def template_names(root: Path = ROOT) -> list[str]:
     """Names of all models, from their templates."""
     return sorted(path.parent.name for path in (root / "templates").glob("*/config.pbtxt"))
+
+
+def model_names(model_dir: str | Path = "") -> list[str]:
+    """Names of the models that serve a model directory. Raises ``CheckpointError`` where it does not tell its family."""
+    others = {contract.name for contract in CONTRACTS if contract.family not in ("", family_of(model_dir).name)}
+    return [name for name in template_names() if name not in others]
 
 
 def default_values(root: Path = ROOT) -> dict[str, str]:
@@ -148,7 +155,7 @@ def check_model_dirs(values: Mapping[str, Mapping[str, str]]) -> None:
 def read_template(model: str, root: Path = ROOT) -> str:
     path = root / "templates" / model / "config.pbtxt"
     if not path.is_file():
-        raise RepositoryError(f"templates/{model}/config.pbtxt does not exist; models are {', '.join(model_names(root))}.")
+        raise RepositoryError(f"templates/{model}/config.pbtxt does not exist; models are {', '.join(template_names(root))}.")
     return path.read_text(encoding="utf-8")
 
 
@@ -200,7 +207,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "model_repo", help="folder to write (default build/model_repo)")
     parser.add_argument("--model-dir", help="a directory of CosyVoice2, CosyVoice3 or Spark-TTS, or one made by scripts/make_checkpoint.py")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="torch", help="engine of the language model (default torch)")
-    parser.add_argument("--models", default="", help="only these, separated by commas (default all)")
+    parser.add_argument("--models", default="", help="only these, separated by commas (default: all that serve the directory)")
     parser.add_argument(
         "--set", dest="settings", action="append", default=[], metavar="[MODEL.]KEY=VALUE", help="one value; may be repeated"
     )
@@ -209,7 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
         settings = parse_settings(options.settings)
         if options.model_dir:
             settings["model_dir"] = str(Path(options.model_dir).resolve())
-        models = [name for name in options.models.split(",") if name] or model_names()
+        models = [name for name in options.models.split(",") if name] or model_names(settings.get("model_dir", ""))
         values = model_values(models, settings, options.profile)
         check_values(values)
         make(options.out, values)

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bistream.errors import BistreamError
 from scripts.fill_template import TemplateError, placeholders
-from scripts.make_model_repo import PROFILES, RepositoryError, check_values, make, model_names, model_values, read_template
+from scripts.make_model_repo import PROFILES, RepositoryError, check_values, make, model_names, model_values, read_template, template_names
 from scripts.serve import BUILD, make_parser
 
 SERVE = Path(__file__).resolve().with_name("serve.py")
@@ -53,7 +53,7 @@ class Plan:
 
 def template_variables() -> dict[str, str]:
     """Variable to setting: ``key``, or ``model.key``."""
-    wanted = {model: placeholders(read_template(model)) for model in model_names()}
+    wanted = {model: placeholders(read_template(model)) for model in template_names()}
     shared = {PREFIX + key.upper(): key for keys in wanted.values() for key in keys}
     own = {f"{PREFIX}{model.upper()}{SEPARATOR}{key.upper()}": f"{model}.{key}" for model, keys in wanted.items() for key in keys}
     return {**shared, **own}
@@ -122,7 +122,7 @@ def unknown(name: str, known: Iterable[str]) -> str:
 
 def make_repository(plan: Plan) -> None:
     """Raises ``RepositoryError``, ``TemplateError``, ``BistreamError`` and ``OSError``."""
-    make(plan.repository, model_values(model_names(), plan.settings, plan.profile))
+    make(plan.repository, model_values(model_names(plan.settings["model_dir"]), plan.settings, plan.profile))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         plan = read_plan(os.environ)
-        check_values(model_values(model_names(), plan.settings, plan.profile))
+        check_values(model_values(model_names(plan.settings["model_dir"]), plan.settings, plan.profile))
         make_repository(plan)
     except (VariableError, RepositoryError, TemplateError, BistreamError, OSError) as error:
         print(f"serve_from_environment.py: {error}", file=sys.stderr)

@@ -25,13 +25,18 @@ SESSION_SECRET_PARAMETER = "session_secret"
 class ModelContract:
     """is_batched: Triton counts the first axis of its inputs as the batch, and hands over several requests at once.
 
-    extra: fields with this word among their models belong to it as well.
+    extra: fields with this word among their models belong to it as well. family: the only one whose servers have it; empty: all have it.
+    For upstream's clients: takes_blank_transcript: a blank ``reference_text`` is none, as they cannot leave it out; repeated_samples: of
+    one chunk that the next begins with, as they cross-fade them.
     """
 
     name: str
     decoupled: bool
     is_batched: bool = False
     extra: str = ""
+    family: str = ""
+    takes_blank_transcript: bool = False
+    repeated_samples: int = 0
 
     @cached_property
     def inputs(self) -> tuple[Field, ...]:
@@ -52,11 +57,13 @@ COSYVOICE2_BISTREAM = ModelContract("cosyvoice2_bistream", decoupled=True)  # of
 CALLED_BISTREAM = ModelContract("cosyvoice2_bistream", decoupled=True, extra="calls of cosyvoice2")
 # Upstream's tensors, then optional ones of ours; whether it is decoupled is a placeholder of its template (upstream's DECOUPLED_MODE).
 COSYVOICE2 = ModelContract("cosyvoice2", decoupled=True)
+# The same for the clients of Spark-TTS's upstream (runtime/triton_trtllm/client_grpc.py), which fade for 0.1 s (--chunk-overlap-duration).
+SPARK_TTS = ModelContract("spark_tts", True, extra=COSYVOICE2.name, family="spark", takes_blank_transcript=True, repeated_samples=1600)
 LLM_BISTREAM = ModelContract("llm_bistream", decoupled=True)
 TOKEN2WAV = ModelContract("token2wav", decoupled=True)
 AUDIO_TOKENIZER = ModelContract("audio_tokenizer", decoupled=False, is_batched=True)
 SPEAKER_EMBEDDING = ModelContract("speaker_embedding", decoupled=False, is_batched=True)
-CONTRACTS = (CALLED_BISTREAM, COSYVOICE2, LLM_BISTREAM, TOKEN2WAV, AUDIO_TOKENIZER, SPEAKER_EMBEDDING)
+CONTRACTS = (CALLED_BISTREAM, COSYVOICE2, SPARK_TTS, LLM_BISTREAM, TOKEN2WAV, AUDIO_TOKENIZER, SPEAKER_EMBEDDING)
 # Upstream's name of its front model for CosyVoice3, which has the same tensors; the gate answers to it, whichever family is served.
 OTHER_NAMES = {"cosyvoice3": COSYVOICE2.name}
 

@@ -17,7 +17,16 @@ import numpy as np
 from bistream.bicodec.config import read_config as read_codec_config
 from bistream.checkpoints.reader import read_config
 from bistream.contract.audio import REFERENCE_SAMPLE_RATE
-from bistream.contract.fields import AUDIO_TOKENIZER, CONTRACTS, COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
+from bistream.contract.fields import (
+    AUDIO_TOKENIZER,
+    CONTRACTS,
+    COSYVOICE2,
+    COSYVOICE2_BISTREAM,
+    LLM_BISTREAM,
+    SPARK_TTS,
+    SPEAKER_EMBEDDING,
+    TOKEN2WAV,
+)
 from bistream.contract.refusals import parse_error
 from bistream.errors import ERRORS_BY_CODE, BistreamError, EngineError
 from bistream.keeper.host import ServerError
@@ -92,6 +101,7 @@ PROBES: Mapping[str, Callable[[ModelStream], Values]] = {
     TOKEN2WAV.name: _short_utterance,
     COSYVOICE2_BISTREAM.name: lambda stream: {"session_id": "probe-unknown", "is_cancel": True},
     COSYVOICE2.name: lambda stream: {"target_text": ""},
+    SPARK_TTS.name: lambda stream: {"target_text": ""},
 }
 
 

@@ -67,7 +67,7 @@ CONTINUITY_THRESHOLDS_MS = (20, 100)
 END_REASONS = ("eos", "length", "disconnected", "internal", *(code.lower() for code in ERRORS_BY_CODE))
 ERROR_CODES = ("INTERNAL", *ERRORS_BY_CODE)
 
-# cosyvoice2_bistream, of the sessions of both front models
+# cosyvoice2_bistream, of the sessions of all front models
 AUDIO_TTFP = _histogram(
     "audio_ttfp_s",
     "Seconds from a session's start request to its first audio, as handed to the server",

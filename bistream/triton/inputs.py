@@ -48,13 +48,15 @@ def bistream_request(inputs: Inputs) -> BistreamRequest:
 
 
 def upstream_arrays(inputs: TritonInputs, is_offline: bool) -> Arrays:
-    """The call of ``cosyvoice2_bistream`` for a request to ``cosyvoice2``: a session whose whole text, or recording to convert, is in it.
+    """The call of ``cosyvoice2_bistream`` for a request in upstream's tensors: a session with its whole text, or recording to convert.
 
     The values are checked where they are used.
     """
     arrays = inputs.arrays()
     if not {"target_text", "source_wav"} & arrays.keys():
         raise InvalidInputError("Input target_text is missing; send the text to speak, or source_wav to convert a recording.")
+    if inputs.contract.takes_blank_transcript and not (inputs.value("reference_text") or "").strip():
+        arrays.pop("reference_text", None)
     return {**arrays, "is_offline": scalar_array(is_offline, np.bool_)}
 
 

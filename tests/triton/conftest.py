@@ -114,7 +114,7 @@ def server_settings(repository: Path, log_path: Path) -> ServerSettings:
 
 def make_repository(folder: Path, model_dir: Path, models: list[str] | None = None, **settings: str) -> Path:
     """``settings`` as for ``make_model_repo.py --set``, over ``LIMITS``."""
-    chosen = models or model_names()
+    chosen = models or model_names(model_dir)
     limits = {key: value for key, value in LIMITS.items() if "." not in key or key.partition(".")[0] in chosen}
     usable = {key: value for key, value in limits.items() if "." in key or any(key in placeholders(read_template(name)) for name in chosen)}
     make(folder / "model_repo", model_values(chosen, {**usable, **settings, "model_dir": str(model_dir)}, "torch"))

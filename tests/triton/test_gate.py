@@ -31,7 +31,7 @@ from tests.triton.requests import Stream, ask, to_input
 from tests.triton.test_models import upstream_inputs
 from tests.triton.test_sessions import MODEL, check_audio
 from tests.triton.upstream_clients import MODEL as UPSTREAMS_MODEL
-from tests.triton.upstream_clients import MODEL3, ask_over_http, infer_offline
+from tests.triton.upstream_clients import MODEL3, SPARK_MODEL, ask_over_http, infer_offline
 
 Voice = dict[str, Any]
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -232,8 +232,8 @@ def test_an_unknown_model_beside_audio_on_one_stream(gate: GateProcess, server: 
     with Stream(gate.grpc_url) as stream:
 
         def ask_for_nobody() -> None:
-            for _ in range(10):
-                refused = stream.send("nobody", target_text="x")
+            for name in 5 * ["nobody", SPARK_MODEL]:  # the second is a model of another family than the server's
+                refused = stream.send(name, target_text="x")
                 stream.receive(refused)
                 assert refused.code == "INVALID_INPUT" and refused.finals == 1
 

@@ -1,5 +1,5 @@
-"""The same server with a directory of Spark-TTS: whole texts, pieces, registered voices, voices of labels, a conversion, a cancel, and what
-it refuses; the golden utterance before all."""
+"""The same server with a directory of Spark-TTS: whole texts, pieces, registered voices, voices of labels, a conversion, a cancel,
+upstream's clients, and what it refuses; the golden utterance before all."""
 
 from __future__ import annotations
 
@@ -20,15 +20,23 @@ from tests.triton.conftest import make_repository
 from tests.triton.keeper import Keeper
 from tests.triton.requests import Stream, ask
 from tests.triton.test_sessions import MODEL, Voice
+from tests.triton.upstream_clients import SPARK_MODEL, ask_over_http, ask_statistics, cross_faded, infer_offline, stream_chunks
 from tests.unit.benchmarks.sets import write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = "Hello there. How are you?"
 FIRST = "Hello there, nice to see you here again today."  # long enough to be spoken by itself
+TRANSCRIPT = "A reference."
 SAMPLES_PER_TOKEN = 320
 TOLERANCE = 5e-5  # of hops that are cut elsewhere
 LABELS: dict[str, Any] = {"gender": "female", "pitch": "high", "seed": 7}
 LABEL_OPTIONS = ["--gender", "female", "--pitch", "high", "--seed", "7"]
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory: pytest.TempPathFactory, tiny_spark_dir: Path) -> Iterator[Keeper]:
+    with Keeper(make_repository(tmp_path_factory.mktemp("offline"), tiny_spark_dir, None, decoupled_mode="False")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +125,29 @@ def test_the_client_speaks_in_a_voice_of_labels(keeper: Keeper, tmp_path: Path) 
     output = tmp_path / "out.wav"
     assert main(["say", TEXT, *LABEL_OPTIONS, "--server", keeper.grpc_url, "--output", str(output)]) == 0
     assert soundfile.info(output).frames % SAMPLES_PER_TOKEN == 0 and soundfile.info(output).frames > 0
+
+
+@pytest.mark.parametrize("transcript", [TRANSCRIPT, ""])
+def test_upstreams_client_plays_the_audio_of_the_stream(keeper: Keeper, voice: Voice, transcript: str) -> None:
+    """Through the gate and without it; an empty transcript is none."""
+    wav, texts = voice["reference_wav"][0], [TEXT * 3, "Hi."]
+    asked = ask_statistics(keeper.grpc_url, SPARK_MODEL)
+    gate, direct = (stream_chunks(url, wav, transcript, texts, SPARK_MODEL) for url in (keeper.grpc_url, keeper.triton_url))
+    assert ask_statistics(keeper.grpc_url, SPARK_MODEL) >= asked + 2 * len(texts)  # the keeper's probes count too
+    said = {"reference_text": transcript} if transcript else {}
+    for text, *heard in zip(texts, gate, direct, strict=True):
+        expected = ask(keeper.grpc_url, "cosyvoice2", target_text=text, reference_wav=voice["reference_wav"], **said).waveform
+        for chunks in heard:
+            np.testing.assert_allclose(cross_faded(chunks), expected, rtol=0, atol=TOLERANCE)
+    assert len(gate[0]) > 1, "nothing was joined"
+
+
+def test_upstreams_clients_work_offline(offline: Keeper, voice: Voice) -> None:
+    wav = voice["reference_wav"][0]
+    over_grpc = infer_offline(offline.grpc_url, wav, TRANSCRIPT, TEXT, SPARK_MODEL)
+    over_http = ask_over_http(offline.http_url, wav, TRANSCRIPT, TEXT, SPARK_MODEL)
+    assert over_grpc.size > 0 and over_grpc.size % SAMPLES_PER_TOKEN == 0
+    np.testing.assert_array_equal(over_grpc, over_http)
 
 
 def test_a_recording_is_converted(keeper: Keeper, voice: Voice) -> None:

@@ -1,11 +1,12 @@
-"""The calls of upstream's clients (FunAudioLLM/CosyVoice, runtime/triton_trtllm/client_grpc.py and client_http.py): the same methods of
-``tritonclient``, tensors, padding, ids and JSON, and the same way to read the answers.
+"""The calls of upstream's clients (FunAudioLLM/CosyVoice and SparkAudio/Spark-TTS, runtime/triton_trtllm/client_grpc.py and
+client_http.py): the same methods of ``tritonclient``, tensors, padding, ids and JSON, and the same way to read the answers.
 
-model: ``cosyvoice2`` or ``cosyvoice3``, as their option ``--model-name`` says."""
+model: ``cosyvoice2``, ``cosyvoice3`` or ``spark_tts``, as their option ``--model-name`` says."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import queue
 import urllib.request
@@ -22,6 +23,8 @@ from tests.triton.requests import end_stream
 
 MODEL = "cosyvoice2"
 MODEL3 = "cosyvoice3"  # the default of client_http.py
+SPARK_MODEL = "spark_tts"
+SPARK_FADE = 1600  # samples; --chunk-overlap-duration 0.1
 SAMPLE_RATE = 16000
 STREAMING_PADDING_S, OFFLINE_PADDING_S = 10, 1
 ANSWER_TIMEOUT_S = 240.0  # decides nothing on a working server
@@ -30,7 +33,8 @@ ANSWER_TIMEOUT_S = 240.0  # decides nothing on a working server
 def tensors(client: Any, waveform: NDArray[np.float32], transcript: str, text: str, padding_s: int) -> list[Any]:
     """client: the module of ``tritonclient``. The recording is padded to where the audio is estimated to end."""
     duration_s = waveform.size / SAMPLE_RATE
-    blocks = int(duration_s + duration_s / len(transcript) * len(text)) // padding_s + 1
+    spoken_s = duration_s / len(transcript) * len(text) if transcript else duration_s
+    blocks = int(duration_s + spoken_s) // padding_s + 1
     samples = np.zeros((1, padding_s * SAMPLE_RATE * blocks), np.float32)
     samples[0, : waveform.size] = waveform
     values = {
@@ -47,9 +51,26 @@ def tensors(client: Any, waveform: NDArray[np.float32], transcript: str, text: s
     return inputs
 
 
+def cross_faded(chunks: list[NDArray[np.float32]], fade: int = SPARK_FADE) -> NDArray[np.floating[Any]]:
+    """What Spark-TTS's client plays: each chunk but the last without its end, which the beginning of the next one is faded into."""
+    if len(chunks) == 1:
+        return chunks[0]
+    rising = np.linspace(0, 1, fade)
+    played: list[NDArray[Any]] = [chunks[0][:-fade]]
+    for before, chunk in itertools.pairwise(chunks):
+        played += [chunk[:fade] * rising + before[-fade:] * np.linspace(1, 0, fade), chunk[fade:-fade]]
+    return np.concatenate([*played, chunks[-1][-fade:]])
+
+
 def stream_each(
     url: str, waveform: NDArray[np.float32], transcript: str, texts: list[str], model: str = MODEL
 ) -> list[NDArray[np.float32]]:
+    return [np.concatenate(chunks) for chunks in stream_chunks(url, waveform, transcript, texts, model)]
+
+
+def stream_chunks(
+    url: str, waveform: NDArray[np.float32], transcript: str, texts: list[str], model: str = MODEL
+) -> list[list[NDArray[np.float32]]]:
     """One text after the other on one stream. The response with the final flag is not looked at for audio."""
     client = triton.InferenceServerClient(url=url, verbose=False)
     answers: queue.Queue[Any] = queue.Queue()
@@ -67,7 +88,7 @@ def stream_each(
             if answer.get_response().parameters["triton_final_response"].bool_param:
                 break
             chunks.append(answer.as_numpy("waveform").reshape(-1))
-        spoken.append(np.concatenate(chunks))
+        spoken.append(chunks)
     end_stream(client)
     return spoken
 
@@ -80,8 +101,9 @@ def ask_statistics(url: str, model: str = MODEL) -> int:
         statistics = await client.get_inference_statistics(model_name="", as_json=True)
         config = await client.get_model_config(model_name=model, as_json=True)
         await client.close()
-        assert config["config"]["name"] == MODEL
-        (found,) = [one for one in statistics["model_stats"] if one["name"] == MODEL]
+        served = config["config"]["name"]
+        assert served == (MODEL if model == MODEL3 else model)
+        (found,) = [one for one in statistics["model_stats"] if one["name"] == served]
         return int(found.get("inference_stats", {}).get("success", {}).get("count", 0))
 
     return asyncio.run(ask())

@@ -40,7 +40,7 @@ MAY_SAY_IT = {
     "bistream/text2token/tensorrt_llm/speech_head.py": "likewise",
     "interfaces/web/model_routes.py": "the name of upstream's front model, for clients that want to send one",
 }
-NAMES_OF_MODELS = {"COSYVOICE2", "COSYVOICE2_BISTREAM"}  # of the contract: upstream's front models
+NAMES_OF_MODELS = {"COSYVOICE2", "COSYVOICE2_BISTREAM", "SPARK_TTS"}  # of the contract: upstream's front models
 OTHER = AudioFormat(
     sample_rate=16_000, tokens_per_second=50, mel_frames_per_token=1, chunk_tokens=50, lookahead_tokens=5, vocoder_overlap_frames=2
 )

@@ -86,7 +86,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
         for names in (
             "envelope iterator_keeper outbox",
             "call_sockets call_channel sender bls_client",
-            "channel_end direct_channel",
+            "channel_end direct_channel overlap",
             "channel direct_end",
             "sibling_ports",
         )

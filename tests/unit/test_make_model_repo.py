@@ -35,7 +35,7 @@ def config(out: Path, model: str) -> str:
 
 def test_all_models_are_made_and_nothing_is_left_to_fill(tmp_path: Path, model_dir: Path) -> None:
     assert made(tmp_path / "repo") == 0
-    names = [contract.name for contract in CONTRACTS]
+    names = [contract.name for contract in CONTRACTS if not contract.family]
     assert files(tmp_path / "repo") == {f"{name}/{file}" for name in names for file in ("config.pbtxt", "1/model.py")}
     for name in names:
         code = "\n".join(line for line in config(tmp_path / "repo", name).splitlines() if not line.startswith("#"))
@@ -60,6 +60,18 @@ def test_the_family_follows_from_the_model_directory(tmp_path: Path, capsys: pyt
     ):
         assert made(tmp_path / "other", "--set", setting) == 1
         assert "leave it out" in capsys.readouterr().err
+
+
+def test_a_repository_has_the_models_of_its_own_family(tmp_path: Path, tiny_spark_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    offline = ("--set", "decoupled_mode=False")
+    assert main(["--out", str(tmp_path / "spark"), "--model-dir", str(tiny_spark_dir), *offline]) == 0
+    assert {path.name for path in (tmp_path / "spark").iterdir()} == {contract.name for contract in CONTRACTS}
+    for name in ("cosyvoice2", "spark_tts"):
+        text = config(tmp_path / "spark", name)
+        assert f'name: "{name}"' in text and "decoupled: False" in text
+        assert 'key: "sample_rate" value { string_value: "16000" }' in text
+    assert made(tmp_path / "other", "--set", "spark_tts.decoupled_mode=False") == 1
+    assert "no model spark_tts in the repository" in capsys.readouterr().err
 
 
 def test_clients_read_of_the_front_models_what_the_checkpoint_speaks(tmp_path: Path) -> None:

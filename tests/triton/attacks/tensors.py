@@ -148,6 +148,7 @@ GOOD: dict[str, tuple[dict[str, Tensor], ...]] = {
         {**SESSION, **_flags(is_cancel=True)},
     ),
     "cosyvoice2": ({**TEXT, **VOICE},),
+    "spark_tts": ({**TEXT, **VOICE},),
     "llm_bistream": (
         {**LLM_TEXT, **SESSION},
         {**LLM_TEXT, **SESSION, **_flags(is_pull=True)},

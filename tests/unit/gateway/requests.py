@@ -11,7 +11,7 @@ from gateway.messages import read_request
 from gateway.requests import FrontModelRequest
 from gateway.settings import GateLimits
 
-BISTREAM, OFFLINE = "cosyvoice2_bistream", "cosyvoice2"
+BISTREAM, OFFLINE, SPARK = "cosyvoice2_bistream", "cosyvoice2", "spark_tts"
 INT64_INPUTS, INT32_INPUTS = ("seed",), ("top_k", "reference_wav_len")
 
 

@@ -28,13 +28,15 @@ TIMEOUT_S = 120.0
 
 
 class FakeTriton(FakeServer):
-    """metadata: what came with every stream. Unary inference says the text back as samples, or ``refusal`` as an error."""
+    """metadata: what came with every stream. missing: models that it does not have. Unary inference says the text back as samples, or
+    ``refusal`` as an error."""
 
     def __init__(self, behave: Behaviour, port: int = 0) -> None:
         self.metadata: list[dict[str, Any]] = []
         self.unary_requests: list[Any] = []
         self.refusal: str | None = None
         self.is_decoupled = False
+        self.missing: set[str] = set()
         super().__init__(behave, port)
 
     def ModelStreamInfer(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:
@@ -45,7 +47,7 @@ class FakeTriton(FakeServer):
         return service_pb2.ServerReadyResponse(ready=True)
 
     def ModelReady(self, request: Any, context: Any) -> Any:
-        return service_pb2.ModelReadyResponse(ready=True)
+        return service_pb2.ModelReadyResponse(ready=request.name not in self.missing)
 
     def ServerMetadata(self, request: Any, context: Any) -> Any:
         return service_pb2.ServerMetadataResponse(

@@ -16,7 +16,7 @@ from bistream.client.client import BistreamClient
 from gateway.keys import Keys
 from gateway.settings import GateLimits
 from tests.unit.client.fake_server import Received, Speakers, Stream
-from tests.unit.gateway.requests import BISTREAM, OFFLINE, message
+from tests.unit.gateway.requests import BISTREAM, OFFLINE, SPARK, message
 from tests.unit.gateway.rig import GateRig
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -191,6 +191,32 @@ def test_upstreams_name_for_cosyvoice3_means_the_same_model(rig: GateRig) -> Non
         assert asked[-1].model_name == OFFLINE
         stream.send(message(OTHER, "2"))
         assert told(stream.take()) == ("2", "INVALID_INPUT", False)
+
+
+def test_a_model_of_another_family_reaches_triton_only_where_it_is_served(rig: GateRig) -> None:
+    whole = message(SPARK, target_text="ab")
+    with triton.InferenceServerClient(rig.grpc_url) as client, Client(rig) as stream:
+        assert client.is_model_ready(SPARK) and client.get_model_config(SPARK).config.name == SPARK
+        with grpc.insecure_channel(rig.grpc_url) as channel:
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(whole, timeout=240)
+        assert rig.server.unary_requests[-1].model_name == SPARK
+        stream.send(whole)
+        assert stream.take().infer_response.outputs
+        before, streams = len(rig.server.unary_requests), len(rig.server.metadata)
+        rig.server.missing = {SPARK}
+        try:
+            assert not client.is_model_ready(SPARK)
+            for question in (client.get_model_metadata, client.get_model_config, client.get_inference_statistics):
+                with pytest.raises(Exception, match="NOT_SERVED.*use cosyvoice2_bistream or cosyvoice2"):
+                    question(SPARK)
+            code, details = unary_error(rig, whole)
+            assert code == grpc.StatusCode.INVALID_ARGUMENT and "'spark_tts' is not served here" in details
+            with Client(rig) as other:
+                other.send(whole)
+                assert told(other.take()) == ("r", "INVALID_INPUT", False) and told(other.take()) == ("r", "final", True)
+        finally:
+            rig.server.missing = set()
+        assert (len(rig.server.unary_requests), len(rig.server.metadata)) == (before, streams)
 
 
 def test_unary_errors_have_a_status_and_a_code(rig: GateRig) -> None:

@@ -21,7 +21,7 @@ from gateway.messages import (
 )
 from gateway.requests import PUBLIC
 from gateway.settings import GateLimits
-from tests.unit.gateway.requests import BISTREAM, OFFLINE, message
+from tests.unit.gateway.requests import BISTREAM, OFFLINE, SPARK, message
 
 LIMITS = GateLimits(max_text_bytes=100, max_recording_s=1.0)
 
@@ -117,7 +117,7 @@ def test_a_wrong_request_is_refused(name: str) -> None:
 
 
 def test_both_front_models_and_no_other_model_are_public() -> None:
-    assert set(PUBLIC) == {BISTREAM, OFFLINE} < {contract.name for contract in CONTRACTS}
+    assert set(PUBLIC) == {BISTREAM, OFFLINE, SPARK} < {contract.name for contract in CONTRACTS}
 
 
 def forwarded(made: Any, own_id: str = "7") -> Any:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from bistream.errors import InvalidInputError
 from bistream.transport.iterator_keeper import IteratorKeeper
 from bistream.transport.outbox import Outbox
+from bistream.transport.overlap import OverlappingSender
 from bistream.transport.sender import (
     BistreamAudioSender,
     CollectingSender,
@@ -131,6 +132,19 @@ def test_audio_has_the_tensors_of_each_front_model() -> None:
         "text_position": ((1, 1), "int32"),
     }
     assert list(upstream.data[0]) == ["waveform"] and upstream.data[0]["waveform"].shape == (3,)
+
+
+@pytest.mark.parametrize("error", [None, ERROR])
+def test_what_waits_for_a_cross_fade_is_sent_before_the_end_and_not_with_an_error(error: InvalidInputError | None) -> None:
+    fake = FakeSender()
+    with Outbox("test") as outbox:
+        sender = OverlappingSender(ResponseSender(FakePbUtils(), fake), outbox, overlap=2)
+        for number, samples in enumerate(([], [1, 2, 3], [4, 5], [6])):
+            asyncio.run(sender.send(AudioChunk(np.array(samples, np.float32), number, 0)))
+        sender.finish(error)
+    sent = [[1, 2, 3]] if error else [[1, 2, 3], [2, 3, 4, 5, 6]]
+    assert [arrays["waveform"].tolist() for arrays in fake.data] == sent
+    assert len(fake.errors) == (error is not None) and fake.finals == 1 and fake.sent[-1] == (None, True)
 
 
 def test_unrequested_outputs_are_freed_in_python() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bistream.contract.codec import ArrayInputs
-from bistream.contract.fields import CALLED_BISTREAM, COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, TOKEN2WAV, ModelContract
+from bistream.contract.fields import CALLED_BISTREAM, COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPARK_TTS, TOKEN2WAV, ModelContract
 from bistream.errors import InvalidInputError
 from bistream.sessions.ports import BistreamRequest
 from bistream.text2token.service import LanguageModelStart
@@ -82,6 +82,13 @@ def test_upstreams_request_is_a_whole_session_of_its_own() -> None:
     assert source.target_text is None and source.source_wav is not None and source.source_wav.shape == (5,)
     with pytest.raises(InvalidInputError, match="target_text"):
         upstream_arrays(inputs(COSYVOICE2, reference_text=text("said")), is_offline=False)
+
+
+@pytest.mark.parametrize("transcript", ["", " \n", "said"])
+def test_a_blank_transcript_is_none_where_clients_cannot_leave_it_out(transcript: str) -> None:
+    given = {"target_text": text("Hello."), "reference_text": text(transcript)}
+    assert ("reference_text" in upstream_arrays(inputs(SPARK_TTS, **given), is_offline=False)) == (transcript == "said")
+    assert "reference_text" in upstream_arrays(inputs(COSYVOICE2, **given), is_offline=False)  # which refuses a blank one
 
 
 def test_a_language_model_start_needs_its_session() -> None:

@@ -129,13 +129,16 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- end }}
 
 {{/* MiB of /dev/shm, as bistream/keeper/host_limits.py computes it: the recordings of all sessions at once, float32
-     samples at 16 kHz, and 6 MiB for each model process. */}}
+     samples at 16 kHz, and 6 MiB for each model process, that of spark_tts among them whether the family has it or not. */}}
 {{- define "bistream.sharedMemory" -}}
 {{- if .Values.sharedMemory.sizeLimit }}{{ .Values.sharedMemory.sizeLimit }}{{ else }}
 {{- $settings := include "bistream.settings" . | fromJson }}
 {{- $parameters := get $settings "cosyvoice2_bistream" }}
 {{- $seconds := float64 (default 30 $parameters.max_reference_s) }}
-{{- $processes := add 5 (int64 (float64 (default 1 (default (dict) (get $settings "cosyvoice2")).bls_instance_num))) }}
+{{- $processes := 5 }}
+{{- range $model := list "cosyvoice2" "spark_tts" }}
+{{- $processes = add $processes (int64 (float64 (default 1 (default (dict) (get $settings $model)).bls_instance_num))) }}
+{{- end }}
 {{- $recordings := divf (mulf (float64 $parameters.max_sessions) $seconds 64000.0) 1048576.0 | ceil }}
 {{- add (int64 $recordings) (mul 6 $processes) }}Mi
 {{- end }}
