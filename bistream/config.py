@@ -33,6 +33,7 @@ class RuntimeConfig:
     can_be_instructed: bool = True  # the same
     sample_rate: int = 0  # Hz of the speech, likewise
     tokens_per_second: int = 0  # of speech, likewise
+    text_unit: str = ""  # of its family, likewise
     engine: str = "torch"  # torch | tensorrt_llm
     engine_dir: str = ""  # merged Hugging Face checkpoint for tensorrt_llm
     shared_kv_cache_tokens: int = 0  # positions of the language model's KV cache on this model's device; 0: none there

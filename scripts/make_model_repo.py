@@ -32,7 +32,14 @@ from scripts.fill_template import TemplateError, fill, parse_settings, placehold
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = "# Generated from templates/{model}/config.pbtxt by scripts/make_model_repo.py; do not edit."
-OF_THE_CHECKPOINT = ("model_family", "languages", "can_be_instructed", "sample_rate", "tokens_per_second")  # clients may read them
+OF_THE_CHECKPOINT = (
+    "model_family",
+    "languages",
+    "can_be_instructed",
+    "sample_rate",
+    "tokens_per_second",
+    "text_unit",
+)  # clients may read them
 # Which engine runs the language model; the models of the repository are the same in every profile.
 PROFILES: dict[str, dict[str, str]] = {"torch": {"engine": "torch"}, "tensorrt_llm": {"engine": "tensorrt_llm"}}
 
@@ -190,7 +197,7 @@ def of_the_checkpoint(model_dir: str) -> dict[str, str]:
     """Values of ``OF_THE_CHECKPOINT``."""
     card, family = read_model_card(model_dir), family_of(model_dir)
     languages, rates = ",".join(sorted(card.languages)), family.audio_format
-    told = (family.name, languages, card.can_be_instructed, rates.sample_rate, rates.tokens_per_second)
+    told = (family.name, languages, card.can_be_instructed, rates.sample_rate, rates.tokens_per_second, family.text_unit)
     return dict(zip(OF_THE_CHECKPOINT, map(_text, told), strict=True))
 
 

@@ -33,6 +33,8 @@ def _answer(server: Inquiry, options: argparse.Namespace) -> int:
     print(f"sample rate: {found['sample_rate']} Hz")
     if found["can_be_instructed"] is not None:
         print(f"takes instructions: {'yes' if found['can_be_instructed'] else 'no'}")
+    if found["text_unit"] is not None:
+        print(f"speaks text in pieces by the {found['text_unit']}")
     for name, model in found["models"].items():
         print(f"\n{name}")
         for kind in ("inputs", "outputs"):
@@ -42,14 +44,15 @@ def _answer(server: Inquiry, options: argparse.Namespace) -> int:
 
 
 def _checkpoint(server: Inquiry, names: list[str]) -> dict[str, Any]:
-    """model_family, can_be_instructed: None where no model is ready, and from a server that does not say it; languages: empty, then and
-    where no restriction is known; sample_rate: upstream's, likewise."""
+    """model_family, can_be_instructed, text_unit: None where no model is ready, and from a server that does not say it; languages: empty,
+    then and where no restriction is known; sample_rate: upstream's, likewise."""
     told = parameters_of(server.config(names[0])) if names else {}
     return {
         "model_family": told.get("model_family"),
         "languages": [code for code in told.get("languages", "").split(",") if code],
         "can_be_instructed": told["can_be_instructed"] == "true" if "can_be_instructed" in told else None,
         "sample_rate": sample_rate_of(told),
+        "text_unit": told.get("text_unit"),
     }
 
 

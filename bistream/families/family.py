@@ -157,6 +157,11 @@ class Family:
     mel_high_hz: float = 0.0
 
     @property
+    def text_unit(self) -> str:
+        """What of a text in pieces is spoken as soon as it is there: token | sentence."""
+        return "token" if self.blocks.interleaved else "sentence"
+
+    @property
     def repository(self) -> str:
         """Name of the released checkpoint, for messages."""
         return self.release.repository

@@ -204,7 +204,9 @@ def test_a_sink_may_wait_for_another_thread_that_asks_the_engine() -> None:
 
 def test_the_cache_has_room_for_all_sessions_by_default() -> None:
     config = RuntimeConfig(max_sessions=3, max_session_tokens=100)
-    assert settings_of(config, CONFIG).kv_cache_tokens == 300
+    settings = settings_of(config, CONFIG)
+    blocks = -(-config.max_session_tokens // settings.block_size)
+    assert settings.kv_cache_tokens == config.max_sessions * blocks * settings.block_size
     assert settings_of(dataclasses.replace(config, kv_cache_tokens=64), CONFIG).kv_cache_tokens == 64
 
 
