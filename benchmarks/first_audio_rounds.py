@@ -67,6 +67,7 @@ SERIES = {
     SPARK.name: (  # a sentence speaks once it is whole, so that of fed texts the first audio has a sentence's wait in it
         Series("alone", SHORT, (1,), ("--requests", "20")),
         Series("closed", SHORT, (16, 64), ("--requests", "4", "--spread-s", "1.2")),
+        Series("longer", LONGER, (128,), ("--requests", "1", "--spread-s", "12")),
         Series("fed", SENTENCES, (128,), ("--requests", "1", "--spread-s", "6", "--texts", "pieces", "--text-rate", "10")),
     ),
 }
