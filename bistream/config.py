@@ -79,7 +79,7 @@ class RuntimeConfig:
     final_mode: str = "streaming"  # streaming | reference: how the last chunk of a stream is solved
     runaway_s: float = 3.0  # the rest of a turn is given up after so long a stretch that repeats itself or hardly varies; 0: never
     max_rows: int = 256  # rows (tokens) of one language-model step at most
-    first_hop_tokens: int = 15  # speech tokens of the first audio chunk of a whole text; text in pieces: hops/policy.py
+    first_hop_tokens: int = 0  # speech tokens of the first audio chunk of a whole text; 0: the family's; text in pieces: hops/policy.py
     first_lookahead_tokens: int = 10  # Spark-TTS: speech tokens behind the first audio of a sentence before it is spoken; 67: exactly
     max_hop_chunks: int = 4  # chunks of 25 tokens that a hop of a whole text takes at most; hops grow with their place in the speech
     idle_pause: float = 2.0  # pause of the language model after a step for which nobody waits, in lengths of that step; 0: none
@@ -120,7 +120,8 @@ class RuntimeConfig:
         _check(self.kv_cache_tokens >= 0, "kv_cache_tokens", self.kv_cache_tokens, "0 (enough for all sessions) or more")
         _check(self.shared_kv_cache_tokens >= 0, "shared_kv_cache_tokens", self.shared_kv_cache_tokens, "0 (none) or more")
         _check(self.flow_state_mb >= 0, "flow_state_mb", self.flow_state_mb, "0 (automatic) or more")
-        _check(6 <= self.first_hop_tokens <= 100, "first_hop_tokens", self.first_hop_tokens, "a number from 6 to 100")
+        is_hop = self.first_hop_tokens == 0 or 6 <= self.first_hop_tokens <= 100
+        _check(is_hop, "first_hop_tokens", self.first_hop_tokens, "0 (the family's) or a number from 6 to 100")
         _check(0 <= self.first_lookahead_tokens <= 67, "first_lookahead_tokens", self.first_lookahead_tokens, "a number from 0 to 67")
         _check(1 <= self.flow_context_s <= 300, "flow_context_s", self.flow_context_s, "a number from 1 to 300")
         _check(self.num_threads >= 0, "num_threads", self.num_threads, "0 or more")

@@ -117,7 +117,7 @@ class Family:
     the former. spoken_tokens: those of them that stand for speech as letters do. default_instruction: what stands before
     ``<|endofprompt|>`` where a request has no instruction; empty: the prompt needs none. languages, can_be_instructed, takes_labels: of the
     release, as in ``ModelCard``. silent_tokens: speech tokens of silence; of a longer run than ``silence.LONGEST_RUN`` the rest is not
-    spoken.
+    spoken. first_hop_tokens: speech tokens of the first audio chunk of a whole text.
 
     flow, vocoder: the networks between tokens and audio; None: the family has others, and nothing below applies to it. language_model:
     upstream's class in the yaml. tokenizer_version: in the yaml, where upstream has it. mel_high_hz: upper end of the flow's conditioning
@@ -138,6 +138,7 @@ class Family:
     network_files: tuple[str, ...] = ("llm.pt", "flow.pt", "hift.pt", "campplus.onnx")
     rows: SpeechRows
 
+    first_hop_tokens: int = 15
     head_has_bias: bool = False
     base_tokens: tuple[str, ...] = ()
     added_tokens: tuple[str, ...] = ()

@@ -89,7 +89,7 @@ class HopPolicy:
 
     audio_format: AudioFormat
     blocks: BlockLayout
-    first_hop_tokens: int = RuntimeConfig.first_hop_tokens
+    first_hop_tokens: int = Family.first_hop_tokens
     min_first_hop_tokens: int = 9
     min_hop_tokens: int = 5
     urgent_buffer_s: float = 0.15
@@ -106,7 +106,7 @@ class HopPolicy:
         return cls(
             family.audio_format,
             family.blocks,
-            config.first_hop_tokens,
+            config.first_hop_tokens or family.first_hop_tokens,
             max_chunks=config.max_hop_chunks,
             first_lookahead_tokens=first if hurries else None,
             second_lookahead_tokens=min(max(first, _SECOND_LOOKAHEAD), usual) if hurries else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,14 +32,16 @@ class Served:
         return self.keeper.grpc_url
 
     def process(self, model: str) -> int:
-        """Of the model that serves; waits while one takes the place of another."""
+        """Of an instance of the model that serves; waits while one takes the place of another."""
         found: list[int] = []
+        stated = re.search(r"^instance_group .*count: (\d+)", (self._repository / model / "config.pbtxt").read_text(), re.MULTILINE)
+        instances = 1 if stated is None else int(stated[1])
 
-        def is_one() -> bool:
+        def are_all() -> bool:
             found[:] = processes_with(f"{self._repository}/{model}/1/model.py")
-            return len(found) == 1
+            return len(found) == instances
 
-        wait_for(is_one, f"one process of {model}")
+        wait_for(are_all, f"{instances} processes of {model}")
         return found[0]
 
     def owns(self, pid: int) -> bool:

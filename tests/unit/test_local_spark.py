@@ -14,6 +14,7 @@ import pytest
 from bistream.commands.voices import main
 from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError
+from bistream.families.spark import SPARK
 from bistream.local import LocalPipeline, VoiceChoice
 from bistream.text2token.one_table.prompts import Labels, SpeakerTokens, continued_prompt
 from bistream.text2token.speech_lengths import SpeechLengths
@@ -90,7 +91,7 @@ def test_a_short_lookahead_changes_the_first_samples_alone(pipeline: LocalPipeli
     with LocalPipeline(RuntimeConfig(model_dir=str(tiny_spark_dir), device="cpu", num_threads=1, first_lookahead_tokens=5)) as other:
         early = spoken(other, [TEXT], is_whole=True)
         offline = other.synthesize(TEXT, VOICE, OPTIONS)
-    first = RuntimeConfig.first_hop_tokens * SAMPLES_PER_TOKEN
+    first = SPARK.first_hop_tokens * SAMPLES_PER_TOKEN
     assert len(early) == len(exact) and np.abs(early - exact)[:first].max() > 1e-3
     np.testing.assert_allclose(early[first:], exact[first:], rtol=0, atol=5e-5)
     np.testing.assert_allclose(offline, exact, rtol=0, atol=5e-5)

@@ -343,15 +343,15 @@ def test_an_interleaved_text_is_never_flushed(progress: HopProgress) -> None:
 
 
 def test_the_first_hops_of_a_sentence_wait_for_less() -> None:
-    progress = HopProgress(40, received_tokens=24, sent_tokens=0, has_ended=False)
+    progress = HopProgress(40, received_tokens=21, sent_tokens=0, has_ended=False)
     assert SENTENCES.next_hop(progress) is None and SENTENCES.wanted_tokens(progress) == 1
-    assert SENTENCES.next_hop(dataclasses.replace(progress, received_tokens=30)) == 25
+    assert SENTENCES.next_hop(dataclasses.replace(progress, received_tokens=30)) == 22
     sent, spoken = 0, []
     for lookahead in (10, 25, None, None):
         begun = HopProgress(0, received_tokens=1000, sent_tokens=sent, has_ended=False)
         assert SENTENCES.lookahead_tokens(begun) == lookahead
         sent += SENTENCES.next_hop(begun) or 0
         spoken.append(sent - (67 if lookahead is None else lookahead))
-    assert spoken == [15, 35, 50, 100]
+    assert spoken == [12, 32, 50, 100]
     exact = HopPolicy.of(SPARK, RuntimeConfig(first_lookahead_tokens=67))
-    assert exact.next_hop(dataclasses.replace(progress, received_tokens=100)) == 82 and exact.lookahead_tokens(progress) is None
+    assert exact.next_hop(dataclasses.replace(progress, received_tokens=100)) == 79 and exact.lookahead_tokens(progress) is None
