@@ -12,7 +12,7 @@ from bistream.bicodec.stream import SpeechDecoder, TokenPush
 from bistream.families.spark import SPARK
 from scripts.make_checkpoint import make_checkpoint
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 LOOKAHEAD = 10
 
 

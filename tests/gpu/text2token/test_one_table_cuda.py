@@ -16,7 +16,7 @@ from bistream.text2token.service import LanguageModelStart, SpeechTokenService
 from bistream.types import GenerationOptions, SpeechTokens
 from scripts.make_checkpoint import make_checkpoint
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 
 def test_sessions_end_with_tokens(tmp_path: Path) -> None:
