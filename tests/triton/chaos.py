@@ -52,9 +52,13 @@ BAD_VALUES: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Talk:
-    """One gRPC stream and the requests on it. ``codes``: of all errors; tritonclient does not tell which request they belong to."""
+    """One gRPC stream and the requests on it. ``codes``: of all errors; tritonclient does not tell which request they belong to.
+
+    one_response: of a model that is not decoupled, whose error is the response with the final flag, which tritonclient hides then.
+    """
 
     grpc_url: str
+    one_response: bool = False
     codes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -100,6 +104,8 @@ class Talk:
             self.codes.append(known.code)
             if known.code == "ENGINE_ERROR":
                 raise AssertionError(error.message())
+            if self.one_response:
+                self._open.clear()
             return
         response = result.get_response()
         if (waveform := result.as_numpy("waveform")) is not None:
@@ -117,10 +123,14 @@ class Talk:
 
 
 class Storm:
-    """voices: inputs of a start, by name. ``run`` returns how often each behaviour was tried; ``failures`` lists what went wrong."""
+    """voices: inputs of a start, by name. ``run`` returns how often each behaviour was tried; ``failures`` lists what went wrong.
 
-    def __init__(self, grpc_url: str, voices: dict[str, dict[str, Any]], seed: int) -> None:
+    offline: ``cosyvoice2`` is not decoupled.
+    """
+
+    def __init__(self, grpc_url: str, voices: dict[str, dict[str, Any]], seed: int, offline: bool = False) -> None:
         self._url = grpc_url
+        self._offline = offline
         self._voices = voices
         self._seed = seed
         self._lock = threading.Lock()
@@ -185,7 +195,7 @@ class Storm:
 
     def upstream(self, choose: random.Random) -> str:
         (name, voice), text = self._voice(choose), choose.choice(TEXTS)
-        talk = Talk(self._url)
+        talk = Talk(self._url, one_response=self._offline)
         request_id = talk.send("cosyvoice2", target_text=text, **voice)
         if choose.random() < 0.3:
             talk.listen(choose.uniform(0, 0.5))

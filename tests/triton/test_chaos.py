@@ -116,12 +116,13 @@ def resting_mb(server: TritonServer) -> dict[str, float]:
     f"{GROWTH_ALLOWED_MB:g} MB at most",
 )
 def test_the_server_outlives_a_storm(
-    chaos_server: TritonServer, tiny_model_dir: Path, reference_wav: NDArray[np.float32], attack: Attack
+    request: pytest.FixtureRequest, chaos_server: TritonServer, tiny_model_dir: Path, reference_wav: NDArray[np.float32], attack: Attack
 ) -> None:
+    offline = request.node.callspec.params["chaos_server"] == "offline"
     fill_flow_state(chaos_server.grpc_url, tiny_model_dir)
     held: list[dict[str, float]] = []
     for number in range(STORMS):
-        storm = Storm(chaos_server.grpc_url, voices(reference_wav), seed=random.randrange(10**6))
+        storm = Storm(chaos_server.grpc_url, voices(reference_wav), random.randrange(10**6), offline)
         counts = storm.run(SECONDS, CLIENTS)
         attack.got(counts.elements())
         logger.info("tried: %s", dict(sorted(counts.items())))
