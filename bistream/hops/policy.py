@@ -24,7 +24,7 @@ boundary is a number of spoken tokens; a hop up to it takes the flow's 3 lookahe
    hold back what was said before it. That is always the end of a block. It is the only boundary that time decides, and the hop after it
    is back at those of rule 3.
 6. Where all text of a sentence stands before its speech (``BlockLayout.interleaved`` is False) and the language model rests, the sentence
-   is over: what is left of it goes at once, as a *flush*, because what comes next has its own beginning. All counts then begin anew. Nor
+   is over: its remaining tokens go at once, as a *flush*, because the next sentence has its own beginning. All counts then begin anew. Nor
    do the first two hops wait for all of the lookahead there, but for ``first_lookahead_tokens`` and ``second_lookahead_tokens``: their
    audio is then an approximation.
 7. Where chunks join (``chunks_join``: samples do not depend on how many complete chunks a hop has), hops of a text in pieces grow like
