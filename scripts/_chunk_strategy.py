@@ -1,7 +1,7 @@
 """Streaming token2wav alone, in chunks of a fixed schedule (upstream's ``streaming_inference.py --strategy``), and its joints.
 
 equal: a second of speech tokens (25 or 50, as the family has) in every chunk. exponential: one, two, four, ... seconds, at most 250 tokens.
-A chunk goes out when the tokens of the lookahead are there, too, and what is left when the tokens end is the last one. The tokens come from
+A chunk goes out when the tokens of the lookahead are there, too; the remaining tokens are the last one. The tokens come from
 the data set where it has them, else from the language model.
 
 The seam meter compares the streamed waveform with one that has no joints: one call of the vocoder over the mel of all chunks, or, of a

@@ -1,6 +1,6 @@
 """Calls of the codec in recorded graphs, one for each bucket of rows and tokens.
 
-A call is 400 to 1500 launches, which take longer than the work of a few rows. Larger calls than the largest bucket are not worth recording.
+A call is several hundred launches, which take longer than the work of a few rows. Larger calls are computed launch by launch.
 """
 
 from __future__ import annotations

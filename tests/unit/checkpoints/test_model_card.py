@@ -20,7 +20,7 @@ def test_a_directory_without_the_file_counts_as_a_released_checkpoint(tmp_path: 
     (tmp_path / SPARK.yaml_names[0]).write_text("")
     assert read_model_card(tmp_path) == ModelCard(30.0, frozenset({"en", "zh"}), can_be_instructed=False, takes_labels=True)
     (tmp_path / MODEL_CARD_FILE).write_text("{}")
-    assert read_model_card(tmp_path).takes_labels, "of the family, whoever trained it"
+    assert read_model_card(tmp_path).takes_labels, "the family alone decides it"
 
 
 def test_marks_that_a_checkpoint_does_not_know(tmp_path: Path) -> None:
