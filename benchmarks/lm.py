@@ -26,7 +26,7 @@ from bistream.gpu.tier import Tier, choose_tier
 from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnLimits
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.sequence import Segment, SlotReset, StepPlan, TurnStart
-from bistream.text2token.sizes import kernels_need
+from bistream.text2token.sizes import graphs_need
 from bistream.text2token.step_runner import StepRunner
 from bistream.text2token.step_runners import BLOCK_SIZES, device_and_dtype, make_step_runner
 from bistream.text2token.weights import LayerWeights, ModelWeights
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--out", help="also write the result to this file")
     options = parser.parse_args()
     config, (device, dtype) = SIZES[options.size], device_and_dtype(options.device, "auto")
-    tier = choose_tier("language model", options.kernels, device, dtype, kernels_need(config, dtype)).tier
+    tier = choose_tier("language model", options.kernels, device, dtype, graphs_need=graphs_need(config, device), fastest=Tier.GRAPHS).tier
     most = max(*options.rows, 32)
     settings = EngineSettings(
         max_sessions=most, max_rows=most, block_size=BLOCK_SIZES[tier], kv_cache_tokens=most * 1024, max_sequence_ids=2048

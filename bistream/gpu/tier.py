@@ -63,18 +63,24 @@ def choose_tier(
     dtype: torch.dtype,
     kernels_need: Sequence[str] = (),
     graphs_need: Sequence[str] = (),
+    fastest: Tier = Tier.KERNELS,
 ) -> TierChoice:
     """The tier that serves ``stage``; logs the choice in one line.
 
     requested: the parameter ``kernels`` (auto | kernels | graphs | plain).
     kernels_need: requirements of our kernels that the network's sizes or dtype do not meet, as noun phrases. graphs_need: those of both.
+    fastest: ``GRAPHS`` for a stage whose recorded graphs launch kernels of their own, which ``kernels`` then requests too.
     Raises ``ConfigError`` when the requested tier cannot serve.
     """
     against_graphs = _against_graphs(device, dtype) or tuple(f"recorded graphs need {need}" for need in graphs_need)
     against_kernels = against_graphs or _against_kernels(device, kernels_need)
     against = {Tier.KERNELS: against_kernels, Tier.GRAPHS: against_graphs, Tier.PLAIN: ()}
+    if fastest is Tier.GRAPHS:
+        del against[Tier.KERNELS]
+        against_kernels = ()
+        requested = Tier.GRAPHS.value if requested == Tier.KERNELS.value else requested
     if requested == "auto":
-        tier = next(tier for tier in Tier if not against[tier])
+        tier = next(tier for tier in against if not against[tier])
         reasons = against_kernels if tier is Tier.GRAPHS else against_graphs
     else:
         tier, reasons = Tier(requested), ()

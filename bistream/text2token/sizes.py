@@ -1,4 +1,4 @@
-"""The network sizes that the language model's own kernels support."""
+"""The network sizes that the language model's recorded graphs support."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import torch
 
 from bistream.checkpoints.config import LanguageModelConfig
 
-HEAD_SIZE = 64
-MOST_SPECIALS = 4  # ids that end a turn: the bits that begin_turns unpacks
-CHUNK = 128  # K of one warp where K is the hidden size
-NUM_CHUNKS = 8
-DOWN_CHUNK = 640  # K of one warp in the down projection
+MOST_SPECIALS = 63  # ids that end a turn: bits of a number of ``begin_turns``
+MOST_SHARE = 16  # query heads per key/value head: rows of the matrix instruction
+HEAD_SIZES = (16, 32, 64, 128)
+UNIT = 16  # of widths: columns of the matrix instruction
 
 
-def kernels_need(config: LanguageModelConfig, dtype: torch.dtype) -> tuple[str, ...]:
-    """The kernels' unmet requirements, as noun phrases; empty for the released models in bfloat16."""
+def graphs_need(config: LanguageModelConfig, device: torch.device) -> tuple[str, ...]:
+    """Unmet requirements, as noun phrases; empty for the released models on GPUs from compute capability 8.0 on.
+
+    For 7.5 Triton has no matrix instructions.
+    """
     rules = (
-        (dtype == torch.bfloat16, "bfloat16"),
-        (config.head_size == HEAD_SIZE, "a head size of 64"),
-        (config.num_attention_heads // config.num_key_value_heads <= 8, "at most 8 query heads per key/value head"),
-        (config.hidden_size % CHUNK == 0 and config.hidden_size <= CHUNK * NUM_CHUNKS, "a hidden size of n * 128, at most 1024"),
-        (config.intermediate_size % CHUNK == 0, "an intermediate size of n * 128"),
-        (config.rows.num_scored <= MOST_SPECIALS, "at most 4 ids that end a turn"),
-        (config.intermediate_size <= DOWN_CHUNK * NUM_CHUNKS, "an intermediate size of at most 5120"),
+        (device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0), "compute capability 8.0"),
+        (config.head_size in HEAD_SIZES, "a head size of 16, 32, 64 or 128"),
+        (config.num_attention_heads // config.num_key_value_heads <= MOST_SHARE, "at most 16 query heads per key/value head"),
+        (config.hidden_size % UNIT == 0 and config.intermediate_size % UNIT == 0, "widths that are multiples of 16"),
+        (config.rows.num_scored <= MOST_SPECIALS, "at most 63 ids that end a turn"),
     )
     return tuple(text for good, text in rules if not good)

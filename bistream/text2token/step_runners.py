@@ -1,6 +1,6 @@
 """Makes the step runner of a torch engine and loads the weights in its format. Called by ``TorchEngine.from_config``.
 
-The only module outside ``cuda/`` and ``graphs/`` that imports them, and only where they can run.
+The only module outside ``graphs/`` that imports it, and only where it can run.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from bistream.processes.start_phases import phase
 from bistream.text2token.engine_settings import EngineSettings, settings_of
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler
-from bistream.text2token.sizes import kernels_need
+from bistream.text2token.sizes import graphs_need
 from bistream.text2token.step_runner import EagerRunner, StepRunner
 from bistream.text2token.text_reading import Head, head_of
 from bistream.text2token.weights import ModelWeights, load_weights
 
 logger = logging.getLogger(__name__)
-BLOCK_SIZES = {Tier.KERNELS: 64, Tier.GRAPHS: 64, Tier.PLAIN: 16}  # positions per block of keys and values
+BLOCK_SIZES = {Tier.GRAPHS: 64, Tier.PLAIN: 16}  # positions per block of keys and values
 Progress = Callable[[int, int], None]  # row counts prepared, total row counts
 
 
@@ -50,7 +50,7 @@ def _best_dtype(device: torch.device) -> torch.dtype:
 def language_model_tier(config: RuntimeConfig, sizes: LanguageModelConfig) -> TierChoice:
     """The tier for ``config.kernels``, the device and the network's sizes. Raises ``ConfigError`` if the requested one cannot serve."""
     device, dtype = device_and_dtype(config.device, config.dtype)
-    return choose_tier("language model", config.kernels, device, dtype, kernels_need(sizes, dtype))
+    return choose_tier("language model", config.kernels, device, dtype, graphs_need=graphs_need(sizes, device), fastest=Tier.GRAPHS)
 
 
 def load_step_runner(config: RuntimeConfig, sizes: LanguageModelConfig, tier: Tier) -> StepRunner:
@@ -93,13 +93,6 @@ def make_step_runner(
 
     weights: on ``device`` and in ``dtype`` for the plain tier; for the others, which pack them, on any device, preferably in float32.
     """
-    if tier is Tier.KERNELS:
-        from bistream.text2token.cuda.runner import CudaRunner  # noqa: PLC0415  (needs Triton's compiler)
-        from bistream.text2token.cuda.weights import pack_weights  # noqa: PLC0415
-
-        with phase("language model: weights packed"):
-            packed = pack_weights(weights, sizes, device)
-        return CudaRunner(sizes, packed, settings, progress=progress)
     if tier is Tier.GRAPHS:
         from bistream.text2token.graphs.runner import GraphStepRunner  # noqa: PLC0415  (loads PyTorch's compiler)
         from bistream.text2token.graphs.weights import fold_weights  # noqa: PLC0415

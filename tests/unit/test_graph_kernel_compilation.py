@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,15 +22,25 @@ from torch import Tensor
 from bistream.token2mel.dit.estimator import CONV_HISTORY_FRAMES, CONV_KERNEL
 from bistream.token2mel.sizes import DIT_CONV_GROUPS
 from scripts.make_checkpoint import FULL3
+from tests.unit.text2token.tiny import CONFIG, random_state
 
 pytest.importorskip("triton", reason="the compiler alone is enough: see the module")
 
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.gpu.compile_ahead import Wanted, wanted_by
 from bistream.gpu.compile_worker import Target
 from bistream.mel2wav.graphs.cuda.layer_memory import KernelLayerMemory
+from bistream.text2token.engine_settings import EngineSettings
+from bistream.text2token.graphs.batch import NUM_FIELDS
+from bistream.text2token.graphs.cuda import launches
+from bistream.text2token.graphs.runner import BLOCK_SIZE
+from bistream.text2token.graphs.step import GraphStep
+from bistream.text2token.graphs.tuning import Gpu, Tuning
+from bistream.text2token.graphs.weights import fold_weights
+from bistream.text2token.weights import build_weights
 from bistream.token2mel.graphs.cuda import dit_kernels
 from bistream.token2mel.graphs.dit_attention import Slots, turns
 from bistream.token2mel.graphs.dit_operations import PackedConv
@@ -74,6 +85,32 @@ def test_they_compile_and_fit(capability: int, dtype: torch.dtype, monkeypatch: 
     }  # fmt: skip
     for one in wanted:
         assert compiled(one).metadata.shared <= SHARED_KIB[capability] * 1024, one.name
+
+
+@pytest.mark.parametrize("sizes", ["released", "tiny"])
+@pytest.mark.parametrize("capability", [capability for capability in SHARED_KIB if capability >= 80])
+def test_the_language_model_compiles_and_fits(capability: int, sizes: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    gpu = Gpu(SHARED_KIB[capability] * 1024, capability >= 90, capability == 100)
+    monkeypatch.setattr(Gpu, "of", lambda device: gpu)
+    driver.set_active(AnyGpu(capability))
+    config = replace(CONFIG if sizes == "tiny" else LanguageModelConfig(), num_hidden_layers=2)
+    wanted = wanted_by(lambda: launch_steps(config, torch.bfloat16))
+    assert {one.name for one in wanted} >= {"begin_rows", "qkv", "attend_rows", "add_product", "gate_up", "head", "sample_rows"}
+    for one in wanted:
+        assert compiled(one).metadata.shared <= SHARED_KIB[capability] * 1024, one.name
+
+
+def launch_steps(config: LanguageModelConfig, dtype: torch.dtype) -> None:
+    """Steps of every kind of tile."""
+    weights = fold_weights(build_weights(random_state(config), config, CPU, torch.float32), config, CPU, dtype)
+    settings = EngineSettings(max_sessions=256, max_rows=256, kv_cache_tokens=256, block_size=BLOCK_SIZE, max_sequence_ids=1024)
+    step = GraphStep(config, weights, settings, Tuning())
+    kernels = launches.StepKernels(config, weights, step.cache, step.table, step.state, settings.max_rows, Tuning())
+    for rows in (1, 32, 64, 128, 256):
+        fields = torch.zeros((rows, NUM_FIELDS), dtype=torch.int32)
+        kernels.scores(fields)
+        kernels.sample(fields)
 
 
 def compiled(one: Wanted) -> Any:

@@ -23,8 +23,6 @@ from bistream.config import RuntimeConfig
 from bistream.gpu.tier import KERNELS_TRITON
 from bistream.mel2wav import stage as vocoder_stage
 from bistream.mel2wav.hift import HiFT
-from bistream.text2token import weights as language_model_weights
-from bistream.text2token.engine_settings import settings_of
 from bistream.token2mel import weights as flow_weights
 from bistream.token2mel.pages import FlowPages
 from scripts.make_checkpoint import FULL
@@ -36,8 +34,6 @@ from triton.runtime import driver  # noqa: E402
 
 from bistream.gpu.compile_ahead import compile_all, wanted_by  # noqa: E402
 from bistream.mel2wav.cuda.runner import CudaVocoderStage  # noqa: E402
-from bistream.text2token.cuda.runner import CudaRunner  # noqa: E402
-from bistream.text2token.cuda.weights import pack_weights  # noqa: E402
 from bistream.token2mel.cuda.runner import CudaFlowRunner  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -94,14 +90,6 @@ def zeros(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
     return {key: torch.zeros(shape) for key, shape in shapes.items()}
 
 
-def language_model(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    sizes = CHECKPOINT.language_model
-    state = zeros(language_model_weights.expected_shapes(sizes))
-    packed = pack_weights(language_model_weights.build_weights(state, sizes, CPU, torch.float32), sizes, CPU)
-    monkeypatch.setattr(CudaRunner, "_prepare", lambda *arguments: None)
-    return CudaRunner(sizes, packed, settings_of(RuntimeConfig(kv_cache_tokens=4096), sizes, 64))._launch_all
-
-
 def flow(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     sizes: Any = CHECKPOINT.flow
     network = flow_weights.build_network(zeros(flow_weights.expected_shapes(sizes)), sizes, CPU, torch.float16)
@@ -113,7 +101,7 @@ def vocoder(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return CudaVocoderStage(RuntimeConfig(device="cpu", max_sessions=8), CHECKPOINT)._launch_all
 
 
-@pytest.mark.parametrize("stage", [language_model, flow, vocoder])
+@pytest.mark.parametrize("stage", [flow, vocoder])
 def test_every_kernel_compiles_for_hopper(
     stage: Callable[[pytest.MonkeyPatch], Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

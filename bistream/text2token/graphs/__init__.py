@@ -1,1 +1,1 @@
-"""The language model step of library code in recorded CUDA graphs: any CUDA GPU, any size of network."""
+"""The language model step in recorded CUDA graphs: kernels in plain Triton, and the same in plain PyTorch for the CPU."""

@@ -1,17 +1,7 @@
-"""The functions of a step, each compiled separately; plain PyTorch, run eagerly without a GPU.
+"""The step in plain PyTorch: what the kernels compute, for the CPU, and as the reference that they are tested against.
 
-    begin_rows   the host's row fields -> embedded ids, block lists, rotary cos and sin
-    run_layer    one Qwen2 layer over the rows, keys and values into the cache (compiled once per row count, called per layer)
-    finish_rows  final norm
-    sample_rows  scores -> chosen ids, sampler state updated
-    begin_turns  before a step in which turns begin: ``SamplerState.start_turns`` and the block tables of new sequences
-
-The residual stream is float32: more exact, and residual + projection does not become a matrix product that first copies its addend.
-A layer leaves its last addition to the next layer, whose norm kernel performs it.
-
-The largest float16 (GPUs without bfloat16) is 65504. Residual, norms, scores and rotation are computed in float32; normalised inputs
-are at most the square root of the hidden size; the product of gate and up is clamped. The outputs of projections are not: upstream's
-own float16 mode keeps all of them and the residual stream in float16, so a checkpoint that works there stays in range here.
+The residual stream is float32. The largest float16 (GPUs without bfloat16) is 65504: residual, norms, scores and rotation are computed in
+float32; normalised inputs are at most the square root of the hidden size; the product of gate and up is clamped.
 """
 
 from __future__ import annotations
@@ -22,91 +12,80 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bistream.text2token.graphs.attention import AttentionOptions, BlockLists, attend, list_blocks
-from bistream.text2token.graphs.weights import LayerTensors
+from bistream.checkpoints.config import LanguageModelConfig
+from bistream.text2token.graphs.batch import RowField
+from bistream.text2token.graphs.weights import GraphWeights, LayerTensors, apart
+from bistream.text2token.kv_cache import PagedCache
 from bistream.text2token.sampler import Sampler, SamplerState
 
-SLOT, POSITION, TOKEN, SAMPLES = 0, 1, 3, 4  # fields of a row, see ``write_rows``
 
-
-class RowTensors(NamedTuple):
+class Rows(NamedTuple):
     """The rows of a step."""
 
-    sampling_slots: Tensor  # int64 [n]: the row's slot where it samples, else the filler slot
-    places: Tensor  # int64 [n]: physical position in the cache
-    cos: Tensor  # float32 [n, 1, 1, head_size]
-    sin: Tensor
-    lists: BlockLists
-
-
-class LayerShape(NamedTuple):
-    num_query_heads: int  # padded
-    num_kv_heads: int
-    eps: float
-    attention: AttentionOptions
-
-
-class RowInputs(NamedTuple):
-    """Inputs of ``begin_rows`` besides the rows."""
-
-    last_id: Tensor
-    embedding: Tensor
-    table: Tensor  # int32 [slots, blocks of the longest sequence]
-    cos: Tensor
+    places: Tensor  # int64 [n, positions up to the furthest]: where in the cache each position of the row's sequence is
+    positions: Tensor  # int64 [n]
+    cos: Tensor  # float32 [n, 1, head_size / 2]
     sin: Tensor
 
 
-def begin_rows(fields: Tensor, inputs: RowInputs) -> tuple[Tensor, RowTensors]:
-    """fields: int32 [n, NUM_FIELDS]. Returns the embedded ids [n, hidden] and the rows.
+def read_rows(fields: Tensor, table: Tensor, weights: GraphWeights, block_size: int) -> Rows:
+    """fields: int32 [n, NUM_FIELDS]; table: int32 [slots, blocks of the longest sequence].
 
-    The last slot is the filler slot; padding rows are at its position 0.
+    Padding rows are at position 0 of the last slot.
     """
-    slots, positions, given = fields[:, SLOT].long(), fields[:, POSITION].clamp(min=0).long(), fields[:, TOKEN]
-    ids = torch.where(given < 0, inputs.last_id[slots], given)
-    lists = list_blocks(inputs.table, slots, positions)
-    rows = RowTensors(
-        sampling_slots=torch.where(fields[:, SAMPLES] > 0, slots, len(inputs.table) - 1),
-        places=lists.hidden_from.long() - 1,
-        cos=inputs.cos[positions][:, None, None],
-        sin=inputs.sin[positions][:, None, None],
-        lists=lists,
-    )
-    return inputs.embedding[ids], rows
+    positions = fields[:, RowField.POSITION].clamp(min=0).long()
+    seen = torch.arange(int(positions.max()) + 1, device=fields.device)
+    places = table[fields[:, RowField.SLOT].long()][:, seen // block_size].long() * block_size + seen % block_size
+    return Rows(places, positions, weights.cos[positions][:, None], weights.sin[positions][:, None])
 
 
-def run_layer(
-    residual: Tensor, addend: Tensor, weights: LayerTensors, memory: Tensor, rows: RowTensors, shape: LayerShape
-) -> tuple[Tensor, Tensor]:
-    """residual float32 [n, hidden]; addend 16 bit [n, hidden], not yet added to it. Returns both for the next layer.
-
-    memory [2 (key, value), positions, kv_heads, head_size] is written before it is read, so rows of one sequence see each other.
-    """
-    residual = residual + addend
-    fused = functional.linear(_normalize(residual, shape.eps, addend.dtype), weights.qkv_weight, weights.qkv_bias)
-    heads = fused.view(len(fused), -1, 1, memory.shape[-1])
-    query = _rotate(heads[:, : shape.num_query_heads], rows).to(heads.dtype)
-    memory[:, rows.places] = _keys_and_values(heads[:, shape.num_query_heads :], rows, shape.num_kv_heads)
-    attended = attend(query, memory, rows.lists, shape.attention)
-    residual = residual + functional.linear(attended, weights.output_weight)
-    gate_up = functional.linear(_normalize(residual, shape.eps, addend.dtype), weights.gate_up_weight)
-    return residual, functional.linear(_gated(gate_up), weights.down_weight)
+def scores_of_rows(
+    fields: Tensor, weights: GraphWeights, config: LanguageModelConfig, state: SamplerState, cache: PagedCache, table: Tensor
+) -> Tensor:
+    """float32 [n, rows of the head, padding included]. Keys and values go to the cache."""
+    slots, given = fields[:, RowField.SLOT].long(), fields[:, RowField.TOKEN]
+    residual = weights.embedding[torch.where(given < 0, state.last_id[slots], given)].float()
+    rows = read_rows(fields, table, weights, cache.block_size)
+    for number, tensors in enumerate(weights.layers):
+        residual = _run_layer(residual, tensors, cache, number, rows, config)
+    # not rounded to 16 bit, because ids are sampled from them
+    return _normalize(residual, config, weights.head_weight.dtype).float() @ weights.head_weight.T.float() + weights.head_bias
 
 
-def finish_rows(residual: Tensor, addend: Tensor, eps: float) -> Tensor:
-    """-> 16 bit [n, hidden], the input of the head."""
-    return _normalize(residual + addend, eps, addend.dtype)
+def _run_layer(residual: Tensor, tensors: LayerTensors, cache: PagedCache, number: int, rows: Rows, config: LanguageModelConfig) -> Tensor:
+    """Keys and values are written before they are read, so rows of one sequence see each other."""
+    dtype = tensors.output_weight.dtype
+    fused = functional.linear(_normalize(residual, config, dtype), tensors.qkv_weight)
+    first, second = apart(fused.view(len(fused), -1, config.head_size))
+    biased = torch.cat((first, second), dim=-1).float() + tensors.qkv_bias.view(-1, config.head_size)
+    query, key, value = torch.split(biased, [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads], dim=1)
+    # Other sequences multiply masked values by zero, so NaN and infinity are replaced; keys keep them, so that their sequence is detected.
+    here = rows.places.gather(1, rows.positions[:, None])[:, 0]
+    cache.write(number, here, _rotate(key, rows).to(dtype), value.nan_to_num().to(dtype))
+    attended = attend(_rotate(query, rows).to(dtype), cache, number, rows)
+    residual = residual + functional.linear(attended, tensors.output_weight)
+    gate, up = apart(functional.linear(_normalize(residual, config, dtype), tensors.gate_up_weight).float())
+    hidden = functional.silu(gate) * up
+    if dtype == torch.float16:
+        hidden = hidden.clamp(-65504.0, 65504.0)
+    return residual + functional.linear(hidden.to(dtype), tensors.down_weight)
 
 
-def head_scores(normalized: Tensor, head_weight: Tensor) -> Tensor:
-    """-> float32 [n, V] without the bias. Not rounded to 16 bit, because ids are sampled from them."""
-    if normalized.dtype == torch.float32:
-        return normalized @ head_weight.T
-    return torch.mm(normalized, head_weight.T, out_dtype=torch.float32)
+def attend(query: Tensor, cache: PagedCache, number: int, rows: Rows) -> Tensor:
+    """query [n, heads, head_size] -> [n, heads * head_size]: a row sees its sequence up to its own position."""
+    keys, values = (part.flatten(0, 1)[rows.places].transpose(1, 2) for part in cache.layer(number))  # [n, kv_heads, positions, head_size]
+    grouped = query.view(len(query), keys.shape[1], -1, query.shape[-1])
+    hidden = torch.arange(keys.shape[2], device=query.device) > rows.positions[:, None]
+    scores = (grouped @ keys.transpose(2, 3)).float() * query.shape[-1] ** -0.5
+    weights = torch.softmax(scores.masked_fill(hidden[:, None, None], -torch.inf), dim=-1)
+    return (weights.to(values.dtype) @ values).flatten(1)
 
 
-def sample_rows(scores: Tensor, bias: Tensor, slots: Tensor, state: SamplerState, sampler: Sampler) -> Tensor:
-    """int32 [n]: head rows, or a code of ``sequence.py``; meaningless for rows in the filler slot."""
-    log_probs, not_finite = state.masked_log_probs(scores + bias, slots)
+def sample_rows(scores: Tensor, fields: Tensor, state: SamplerState, sampler: Sampler) -> Tensor:
+    """int32 [n]: head rows, or a code of ``sequence.py``; meaningless for rows that do not sample, which count as the filler slot's."""
+    filler = len(state.session_ids) - 1
+    slots = torch.where(fields[:, RowField.SAMPLES] > 0, fields[:, RowField.SLOT].long(), filler)
+    log_probs, not_finite = state.masked_log_probs(scores[:, : state.space.num_scores], slots)
     return state.record(slots, sampler.choose(log_probs, state, slots), not_finite).int()
 
 
@@ -132,32 +111,12 @@ def begin_turns(numbers: Tensor, blocks: Tensor, table: Tensor, state: SamplerSt
     state.num_decided[fresh] = 0
 
 
-def _normalize(residual: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+def _normalize(residual: Tensor, config: LanguageModelConfig, dtype: torch.dtype) -> Tensor:
     """RMSNorm without its weights, which are folded into the following projection."""
-    return (residual * torch.rsqrt(residual.square().mean(dim=-1, keepdim=True) + eps)).to(dtype)
+    return (residual * torch.rsqrt(residual.square().mean(dim=-1, keepdim=True) + config.rms_norm_eps)).to(dtype)
 
 
-def _rotate(heads: Tensor, rows: RowTensors) -> Tensor:
-    """heads [n, h, 1, head_size] -> float32; ``sin`` carries the sign of the swapped halves."""
-    swapped = heads.view(*heads.shape[:-1], 2, -1).flip(-2).flatten(-2)
-    return heads.float() * rows.cos + swapped.float() * rows.sin
-
-
-def _keys_and_values(heads: Tensor, rows: RowTensors, num_kv_heads: int) -> Tensor:
-    """heads [n, 2 * kv_heads, 1, head_size], keys first -> [2, n, kv_heads, head_size] as they are stored.
-
-    NaN and infinite values are replaced by finite numbers, because other sequences multiply masked values by zero. Keys stay unchanged,
-    so the sequence itself is still detected as not finite.
-    """
-    is_key = torch.arange(heads.shape[1], device=heads.device)[:, None, None] < num_kv_heads
-    stored = torch.where(is_key, _rotate(heads, rows).to(heads.dtype), heads.nan_to_num())
-    return stored.view(len(heads), 2, num_kv_heads, -1).transpose(0, 1)
-
-
-def _gated(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    hidden = functional.silu(gate) * up
-    if gate_up.dtype == torch.float16:
-        largest = torch.finfo(torch.float16).max
-        hidden = hidden.clamp(-largest, largest)
-    return hidden.to(gate_up.dtype)
+def _rotate(heads: Tensor, rows: Rows) -> Tensor:
+    """heads float32 [n, h, head_size]. The first half of a head is rotated against the second."""
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * rows.cos - second * rows.sin, second * rows.cos + first * rows.sin), dim=-1)

@@ -1,14 +1,13 @@
-"""Weights of the language model in the format of the recorded step: 16 bit, norms folded in, query heads padded.
+"""Weights of the language model in the format of the recorded step: 16 bit, norms folded in, features in the order of the kernels.
 
 In: ``ModelWeights`` (preferably in float32, so that a weight is rounded once). Out: ``GraphWeights`` on the device.
-RMSNorm's weight vector multiplies the columns of the following projection. The decoding template of ``flex_attention`` requires a
-power of two of query heads per key/value head; the padding heads are zero rows of the query projection and zero columns of the
-output projection, so they do not change the result.
+RMSNorm's weight vector multiplies the columns of the following projection; the rest of the norm is one factor per row.
+Features that a kernel combines lie side by side, in groups of 8: a head's first half and its rotation partners, gate and up.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -19,14 +18,17 @@ from bistream.checkpoints.config import LanguageModelConfig
 from bistream.text2token.qwen2 import rope_tables
 from bistream.text2token.weights import LayerWeights, ModelWeights
 
+GROUP = 8  # features
+HEAD_TILE = 64  # the head has a multiple of so many rows
+
 
 class LayerTensors(NamedTuple):
     """One layer. Matrices are [out, in], as ``torch.nn.functional.linear`` takes them."""
 
-    qkv_weight: Tensor  # [(padded query heads + 2 * kv_heads) * head_size, hidden], input norm folded in
-    qkv_bias: Tensor
-    output_weight: Tensor  # [hidden, padded query heads * head_size]
-    gate_up_weight: Tensor  # [2 * intermediate, hidden], gate first, post norm folded in
+    qkv_weight: Tensor  # [(query heads + 2 * kv_heads) * head_size, hidden], input norm folded in; groups of both halves alternate
+    qkv_bias: Tensor  # float32, in the order of the heads
+    output_weight: Tensor  # [hidden, hidden]
+    gate_up_weight: Tensor  # [2 * intermediate, hidden], groups of gate and up alternate, post norm folded in
     down_weight: Tensor  # [hidden, intermediate]
 
 
@@ -34,16 +36,10 @@ class LayerTensors(NamedTuple):
 class GraphWeights:
     embedding: Tensor  # [TokenSpace.size, hidden]
     layers: tuple[LayerTensors, ...]
-    head_weight: Tensor  # [TokenSpace.num_scores, hidden], final norm folded in
-    head_bias: Tensor  # float32
-    cos: Tensor  # float32 [max_position_embeddings, head_size]
-    sin: Tensor  # first half of a head negated, because it multiplies the head with its halves swapped
-
-
-def padded_query_heads(config: LanguageModelConfig) -> int:
-    """Query heads after padding: a power of two per key/value head."""
-    share = config.num_attention_heads // config.num_key_value_heads
-    return config.num_key_value_heads * (1 << (share - 1).bit_length())
+    head_weight: Tensor  # [TokenSpace.num_scores, padded with zeros to whole tiles; hidden], final norm folded in
+    head_bias: Tensor  # float32, padded likewise
+    cos: Tensor  # float32 [max_position_embeddings, head_size / 2]
+    sin: Tensor
 
 
 def fold_weights(weights: ModelWeights, config: LanguageModelConfig, device: torch.device, dtype: torch.dtype) -> GraphWeights:
@@ -56,35 +52,43 @@ def fold_weights(weights: ModelWeights, config: LanguageModelConfig, device: tor
         return matrix.to(device).float() * norm.to(device).float()
 
     def layer_of(layer: LayerWeights) -> LayerTensors:
+        qkv = fold(layer.qkv_weight, layer.input_norm).view(-1, config.head_size, config.hidden_size)
         return LayerTensors(
-            qkv_weight=plain(_pad_query(fold(layer.qkv_weight, layer.input_norm), config)),
-            qkv_bias=plain(_pad_query(layer.qkv_bias, config)),
-            output_weight=plain(_pad_groups(layer.output_weight.T, config).T),
-            gate_up_weight=plain(fold(layer.gate_up_weight, layer.post_norm)),
+            qkv_weight=plain(alternate(*qkv.chunk(2, dim=1)).flatten(0, 1)),
+            qkv_bias=plain(layer.qkv_bias, torch.float32),
+            output_weight=plain(layer.output_weight),
+            gate_up_weight=plain(alternate(*fold(layer.gate_up_weight, layer.post_norm)[None].chunk(2, dim=1))[0]),
             down_weight=plain(layer.down_weight),
         )
 
     cos, sin = rope_tables(config, device)
     half = config.head_size // 2
-    return GraphWeights(
+    folded = GraphWeights(
         embedding=plain(weights.embedding),
         layers=tuple(layer_of(layer) for layer in weights.layers),
-        head_weight=plain(fold(weights.head_weight, weights.final_norm)),
+        head_weight=plain(weights.head_weight),
         head_bias=plain(weights.head_bias, torch.float32),
-        cos=cos,
-        sin=torch.cat((-sin[:, :half], sin[:, half:]), dim=1),
+        cos=cos[:, :half].contiguous(),
+        sin=sin[:, :half].contiguous(),
     )
+    return with_head(folded, weights.head_weight, weights.head_bias, weights.final_norm)
 
 
-def _pad_query(rows: Tensor, config: LanguageModelConfig) -> Tensor:
-    """[(heads + 2 * kv_heads) * head_size, ...] -> the same with padded query heads."""
-    num_query_rows = config.num_attention_heads * config.head_size
-    return torch.cat((_pad_groups(rows[:num_query_rows], config), rows[num_query_rows:]))
+def with_head(weights: GraphWeights, head: Tensor, bias: Tensor, final_norm: Tensor) -> GraphWeights:
+    """The same body with another head: head float32 [rows, hidden], bias [rows], final_norm [hidden]."""
+    like, missing = weights.head_weight, -len(head) % HEAD_TILE
+    folded = (head.to(like.device).float() * final_norm.to(like.device).float()).to(like.dtype)
+    padded_bias = functional.pad(bias.to(like.device, torch.float32), (0, missing))
+    return replace(weights, head_weight=functional.pad(folded, (0, 0, 0, missing)), head_bias=padded_bias)
 
 
-def _pad_groups(rows: Tensor, config: LanguageModelConfig) -> Tensor:
-    """[heads * head_size, ...] -> [padded heads * head_size, ...]: zero rows at the end of every key/value head's group."""
-    groups = rows.reshape(config.num_key_value_heads, -1, *rows.shape[1:])
-    missing = (padded_query_heads(config) - config.num_attention_heads) // config.num_key_value_heads * config.head_size
-    padding = (0, 0) * (rows.dim() - 1) + (0, missing)
-    return functional.pad(groups, padding).reshape(-1, *rows.shape[1:])
+def alternate(first: Tensor, second: Tensor) -> Tensor:
+    """Two of [n, rows, ...] -> [n, 2 * rows, ...], ``GROUP`` rows of one, then of the other."""
+    groups = [part.reshape(len(part), -1, GROUP, *part.shape[2:]) for part in (first, second)]
+    return torch.stack(groups, dim=2).flatten(1, 3)
+
+
+def apart(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The reverse of ``alternate`` on the last dimension: [..., 2 * features] -> two of [..., features]."""
+    first, second = rows.reshape(*rows.shape[:-1], -1, 2, GROUP).unbind(-2)
+    return first.flatten(-2), second.flatten(-2)

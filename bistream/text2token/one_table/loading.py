@@ -29,6 +29,7 @@ from bistream.text2token.one_table.sampling import make_sampler
 from bistream.text2token.one_table.tokenizer import PlainTextTokenizer, read_tokenizer
 from bistream.text2token.one_table.weights import FILE_NAME, build_weights, load_state, voice_rows
 from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.sizes import graphs_need
 from bistream.text2token.step_runner import EagerRunner, StepRunner
 from bistream.text2token.step_runners import BLOCK_SIZES, device_and_dtype
 from bistream.text2token.torch_engine import TorchEngine
@@ -63,7 +64,8 @@ def load_model(config: RuntimeConfig, sizes: OneTableConfig, family: Family, rec
         weights = build_weights(load_state(config.model_dir, family.text_directory), sizes, device, torch.float32)
     if config.dtype == "auto" and dtype != torch.float32:
         dtype = _within_bounds(config, sizes, family, weights, dtype)
-    tier = choose_tier("language model", config.kernels, device, dtype, kernels_need=("repetition-aware sampling",))
+    needs = graphs_need(sizes, device)
+    tier = choose_tier("language model", config.kernels, device, dtype, graphs_need=needs, fastest=Tier.GRAPHS)
     settings = settings_of(
         replace(config, max_session_tokens=min(config.max_session_tokens, sizes.longest_sequence)), sizes, BLOCK_SIZES[tier.tier]
     )
@@ -136,9 +138,9 @@ class _Runners:
             weights = replace(self._weights, head_weight=head, head_bias=bias)
             return EagerRunner(Qwen2Model(sizes, weights), settings, make_sampler(sizes, head.device))
         from bistream.text2token.graphs.runner import GraphStepRunner  # noqa: PLC0415
+        from bistream.text2token.graphs.weights import with_head  # noqa: PLC0415
 
-        folded = (head * self._final_norm).to(self._folded.head_weight.dtype)
-        return GraphStepRunner(sizes, replace(self._folded, head_weight=folded, head_bias=bias), settings)
+        return GraphStepRunner(sizes, with_head(self._folded, head, bias, self._final_norm), settings)
 
 
 def _in_dtype(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:

@@ -17,11 +17,10 @@ from bistream.config import RuntimeConfig
 from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.text.special_tokens import END_OF_PROMPT
 from bistream.text.tokenizer import TextTokenizer
-from bistream.text2token.cuda.batch import NUM_START_NUMBERS, StartField, write_starts
 from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.factory import LanguageModelParts
-from bistream.text2token.graphs import layer
+from bistream.text2token.graphs.batch import NUM_START_NUMBERS, StartField, write_starts
 from bistream.text2token.graphs.layer import begin_turns
 from bistream.text2token.graphs.runner import GraphStepRunner
 from bistream.text2token.graphs.weights import fold_weights
@@ -30,7 +29,7 @@ from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler, SamplerState
 from bistream.text2token.sequence import StepPlan, TurnStart
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
-from bistream.text2token.sizes import kernels_need
+from bistream.text2token.sizes import graphs_need
 from bistream.text2token.step_runner import EagerRunner, SampledRows, StepRunner
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import ModelWeights, build_weights
@@ -38,7 +37,6 @@ from bistream.types import FinishReason, GenerationOptions, SpeechTokens
 from scripts._tokenizer_files import special_token_count, write_tokenizer_files
 from tests.fakes import RecordingSink, Script, ScriptedEngine, TurnView
 from tests.unit.text2token import tiny
-from tests.unit.text2token.test_graphs import attend_plainly
 from tests.unit.text2token.test_service import Mailbox
 
 CPU = torch.device("cpu")
@@ -110,9 +108,8 @@ def stepped(engine: TorchEngine) -> Drive:
     return drive
 
 
-def test_every_engine_speaks_the_same(weights: ModelWeights, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_engine_speaks_the_same(weights: ModelWeights) -> None:
     spec = SamplingSpec(seed=3)
-    monkeypatch.setattr(layer, "attend", attend_plainly)  # the compiled one, interpreted, would take minutes
     found = {}
     for name, make in RUNNERS.items():
         engine = TorchEngine(Qwen2Model(SIZES, weights), SETTINGS, threaded=False, runner=make(weights))
@@ -140,7 +137,7 @@ SPECIALS = st.frozensets(st.sampled_from(SPACE.specials))
 @settings(max_examples=15, deadline=None)
 @given(st.builds(TurnLimits, st.integers(1, 10**6), st.integers(0, 50), SPECIALS, SPECIALS, st.none() | st.just(SPACE.fill)))
 def test_the_masks_of_four_ids_reach_the_gpu_tiers(limits: TurnLimits) -> None:
-    """As bits, which the kernels and the graphs unpack; the graphs' own unpacking is run here."""
+    """As bits, which the step unpacks."""
     start = TurnStart(2, limits, limits.max_new_ids, None)
     plain, graphs = (SamplerState(4, SPACE, 64, CPU) for _ in range(2))
     plain.start_turns([start])
@@ -153,9 +150,9 @@ def test_the_masks_of_four_ids_reach_the_gpu_tiers(limits: TurnLimits) -> None:
 
 def test_the_kernels_serve_the_rows_of_the_engine_and_not_those_of_the_file() -> None:
     full = replace(SIZES, hidden_size=896, intermediate_size=4864, num_attention_heads=14)
-    assert kernels_need(full, torch.bfloat16) == ()
+    assert graphs_need(full, CPU) == ()
     stored = replace(full, rows=replace(full.rows, num_scored=full.rows.num_stored))
-    assert kernels_need(stored, torch.bfloat16) == ("at most 4 ids that end a turn",)
+    assert graphs_need(stored, CPU) == ("at most 63 ids that end a turn",)
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention import flex_attention as flex
 
 from bistream.text2token import scheduler
 from bistream.text2token.block_pool import BlockPool
 from bistream.text2token.engine import FAILED_SENTENCE, SEQUENCE_FAILED_SENTENCE, SamplingSpec, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings
-from bistream.text2token.graphs import layer
 from bistream.text2token.graphs import runner as graphs
 from bistream.text2token.kv_cache import PagedCache
 from bistream.text2token.sampler import RepetitionAwareSampler, SamplerState
@@ -26,7 +24,7 @@ from bistream.text2token.step_runner import EagerRunner, StepRunner
 from bistream.text2token.text_reading import TextReader
 from bistream.text2token.torch_engine import TorchEngine
 from tests.fakes import RecordingSink
-from tests.unit.text2token.test_graphs import attend_plainly, make_runner
+from tests.unit.text2token.test_graphs import make_runner
 from tests.unit.text2token.tiny import SPACE, tiny_model
 
 MAX_ROWS = 16
@@ -222,13 +220,6 @@ def test_a_fault_that_does_not_come_again_ends_nobody(place: str, seed: int) -> 
         assert all(sink.result == TurnResult(TurnEnd.LENGTH) for sink in said)
 
 
-@pytest.fixture
-def plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-    monkeypatch.setattr(layer, "attend", attend_plainly)
-
-
-@pytest.mark.usefixtures("plain_attention")
 @pytest.mark.parametrize("place", [*PLANNING, *HOST_OF_GRAPHS])
 def test_the_same_of_steps_that_run_ahead(place: str) -> None:
     """What the host does for a step of graphs, while two more are in flight."""
@@ -236,7 +227,6 @@ def test_the_same_of_steps_that_run_ahead(place: str) -> None:
         check(graph_runner, (PLANNING | HOST_OF_GRAPHS)[place], seed, times=10**6)
 
 
-@pytest.mark.usefixtures("plain_attention")
 def test_a_fault_on_a_device_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it left there is unknown, and not tried again."""
     runner = graph_runner()

@@ -9,16 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch.nn.attention import flex_attention as flex
 
 from bistream.checkpoints.config import LanguageModelConfig
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits
 from bistream.text2token.engine_settings import EngineSettings
-from bistream.text2token.graphs import layer
-from bistream.text2token.graphs.attention import BLOCK_SIZE, AttentionOptions, BlockLists, attend, list_blocks
-from bistream.text2token.graphs.runner import GraphStepRunner, bucket_sizes
+from bistream.text2token.graphs.runner import BLOCK_SIZE, GraphStepRunner
 from bistream.text2token.graphs.weights import fold_weights
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sequence import Segment, SlotReset, StepPlan, TurnStart
@@ -36,49 +31,12 @@ SETTINGS = EngineSettings(max_sessions=6, max_rows=32, kv_cache_tokens=4096, blo
 LIMITS = TurnLimits(1000, forbidden=frozenset(SPACE.specials))
 
 
-@pytest.fixture(autouse=True)
-def interpreted_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``flex_attention`` warns outside compiled code that it is slow."""
-    monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-
-
 def weights_of(config: LanguageModelConfig) -> ModelWeights:
     return tiny_model().weights if config is CONFIG else build_weights(random_state(config), config, CPU, torch.float32)
 
 
 def make_runner(config: LanguageModelConfig = CONFIG, settings: EngineSettings = SMALL) -> GraphStepRunner:
     return GraphStepRunner(config, fold_weights(weights_of(config), config, CPU, torch.float32), settings)
-
-
-def attend_plainly(query: torch.Tensor, memory: torch.Tensor, lists: BlockLists, options: AttentionOptions) -> torch.Tensor:
-    """Reference for ``attend``, from the listed blocks alone (and much faster here)."""
-    width = int(lists.counts.max())
-    places = (lists.blocks[:, :width, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten(1)
-    counted = (torch.arange(width) < lists.counts[:, None]).repeat_interleave(BLOCK_SIZE, dim=1)
-    seen = counted & ((places < lists.hidden_from[:, None]) | (places >= lists.hidden_to[:, None]))
-    keys, values = memory[:, places].transpose(2, 3)  # [n, kv_heads, positions, head_size]
-    grouped = query.view(len(query), keys.shape[1], -1, query.shape[-1])
-    scores = (grouped @ keys.transpose(2, 3) * query.shape[-1] ** -0.5).masked_fill(~seen[:, None, None], -torch.inf)
-    attended: torch.Tensor = torch.softmax(scores, dim=-1) @ values.masked_fill(~seen[:, None, :, None], 0.0)
-    return attended.flatten(1)
-
-
-@settings(max_examples=6, deadline=None)
-@given(st.lists(st.integers(0, 5 * BLOCK_SIZE - 1), min_size=1, max_size=6), st.integers(1, 16), st.integers(0, 10**6))
-def test_a_row_sees_its_own_blocks_up_to_its_position(positions: list[int], splits: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    table = torch.stack([torch.randperm(9, generator=generator)[:5] for _ in positions]).int()
-    memory = torch.randn((2, 9 * BLOCK_SIZE, 2, 16), generator=generator)
-    query = torch.randn((len(positions), 8, 1, 16), generator=generator)
-    slots = torch.arange(len(positions)).flip(0)
-    lists = list_blocks(table, slots, torch.tensor(positions))
-    got = attend(query, memory, lists, AttentionOptions(splits, 2, 3))
-    for row, position in enumerate(positions):
-        places = [int(table[slots[row], number // BLOCK_SIZE]) * BLOCK_SIZE + number % BLOCK_SIZE for number in range(position + 1)]
-        keys, values = memory[:, places].transpose(1, 2)
-        scores = query[row].view(2, 4, 16) @ keys.transpose(1, 2) / 4
-        torch.testing.assert_close(got[row], (torch.softmax(scores, dim=-1) @ values).flatten())
-    torch.testing.assert_close(attend_plainly(query, memory, lists, AttentionOptions(splits, 2, 3)), got)
 
 
 class Talk:
@@ -112,11 +70,11 @@ class Talk:
     def check(self, plan: StepPlan) -> None:
         with torch.inference_mode():
             bucket = next(size for size in self.runner.buckets if size >= plan.num_rows)
-            scores, _ = self.runner.step.scores(self.runner._fields[:bucket])
+            scores = self.runner.step.scores(self.runner._fields[:bucket])[:, : SPACE.num_scores]
         row = 0
         for segment in plan.segments:
             want = self.expected[segment.slot][segment.position : segment.position + segment.num_rows]
-            got = scores[row : row + segment.num_rows] + self.runner.step.weights.head_bias
+            got = scores[row : row + segment.num_rows]
             torch.testing.assert_close(got, want, rtol=0, atol=1e-4)
             row += segment.num_rows
 
@@ -141,12 +99,7 @@ def start_of(slot: int, blocks: tuple[int, ...], limits: TurnLimits = LIMITS, **
     return TurnStart(slot, limits, limits.max_new_ids, SlotReset(str(slot), SamplingSpec(**spec), blocks))  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer, "attend", attend_plainly)
-
-
-def test_it_samples_what_the_plain_runner_samples(plain_attention: None) -> None:
+def test_it_samples_what_the_plain_runner_samples() -> None:
     """Prompts, decoding rows and appended ids mixed, several settings; ids come from the device from the second step on."""
     runner, plain = make_runner(), EagerRunner(tiny_model(), SMALL, make_runner().step.sampler)
     specs: tuple[dict[str, Any], ...] = (
@@ -167,7 +120,7 @@ def test_it_samples_what_the_plain_runner_samples(plain_attention: None) -> None
         assert runner.run(plan)() == plain.run(plan)()
 
 
-def test_padding_rows_touch_nothing(plain_attention: None) -> None:
+def test_padding_rows_touch_nothing() -> None:
     runner = make_runner()
     runner.run(plan_of(Segment(0, 0, tuple(range(1, 20)), False), starts=(start_of(0, (14, 3)),)))()
     before = {name: value.clone() for name, value in vars(runner.step.state).items() if isinstance(value, torch.Tensor)}
@@ -180,7 +133,7 @@ def test_padding_rows_touch_nothing(plain_attention: None) -> None:
         assert torch.equal(getattr(runner.step.state, name)[: SMALL.max_sessions], value[: SMALL.max_sessions]), name
 
 
-def test_nan_stays_in_its_session(plain_attention: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_stays_in_its_session() -> None:
     """Keys of a failed session stay non-finite, so that it is reported as failed; its values are made finite, because the next owner
     of its blocks multiplies them by zero."""
     runner = make_runner()
@@ -200,8 +153,6 @@ def test_nan_stays_in_its_session(plain_attention: None, monkeypatch: pytest.Mon
     assert keys.isnan().any() and values.isfinite().all()
     bad.close()
     good.close()
-    monkeypatch.undo()  # as compiled attention does: every value in memory is multiplied
-    monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     runner.step.weights.embedding.copy_(embedding)
     again = TorchEngine(runner, runner.settings, threaded=False, runner=runner)
     sink = RecordingSink()
@@ -211,16 +162,9 @@ def test_nan_stays_in_its_session(plain_attention: None, monkeypatch: pytest.Mon
     assert sink.ids == sinks[1].ids[:3]
 
 
-@given(st.integers(1, 2000))
-def test_buckets_double_up_to_the_most_rows(most: int) -> None:
-    sizes = bucket_sizes(most)
-    assert sizes[0] == 1 and sizes[-1] == most and list(sizes) == sorted(set(sizes))
-    assert all(wide <= 2 * narrow for narrow, wide in zip(sizes, sizes[1:], strict=False))
-
-
 class TestGraphsEngine(EngineConformance):
     @pytest.fixture
-    def bench(self, plain_attention: None) -> Iterator[Bench]:
+    def bench(self) -> Iterator[Bench]:
         graphs = make_runner(settings=SETTINGS)
         runner = FaultyRunner(graphs)
         engine = TorchEngine(graphs, SETTINGS, threaded=False, runner=runner)

@@ -7,16 +7,14 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention import flex_attention as flex
 
 from bistream.text2token.engine_settings import EngineSettings
-from bistream.text2token.graphs import layer
 from bistream.text2token.sampler import RepetitionAwareSampler
 from bistream.text2token.step_runner import EagerRunner, StepRunner
 from bistream.text2token.torch_engine import TorchEngine
 from tests.unit.text2token.long_prompts import check_long_prompts
 from tests.unit.text2token.test_cosyvoice3 import Late
-from tests.unit.text2token.test_graphs import attend_plainly, make_runner
+from tests.unit.text2token.test_graphs import make_runner
 from tests.unit.text2token.tiny import tiny_model
 
 MAX_ROWS = 16
@@ -30,12 +28,6 @@ def runner_of(kind: str) -> StepRunner:
         return make_runner(settings=sizes)
     plain = EagerRunner(tiny_model(), sizes, RepetitionAwareSampler(), (1, 0) if sizes.knows_texts else None)
     return Late(plain) if kind == "running ahead" else plain
-
-
-@pytest.fixture(autouse=True)
-def plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-    monkeypatch.setattr(layer, "attend", attend_plainly)
 
 
 @pytest.mark.parametrize("kind", ["plain", "plain with a head", "running ahead", "graphs"])

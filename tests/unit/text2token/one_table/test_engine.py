@@ -22,8 +22,7 @@ from bistream.errors import CheckpointError, ConfigError, EngineError, InvalidIn
 from bistream.families.spark import SPARK
 from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnEnd, TurnLimits
 from bistream.text2token.engine_settings import EngineSettings
-from bistream.text2token.graphs.attention import BLOCK_SIZE
-from bistream.text2token.graphs.runner import GraphStepRunner
+from bistream.text2token.graphs.runner import BLOCK_SIZE, GraphStepRunner
 from bistream.text2token.graphs.weights import fold_weights
 from bistream.text2token.one_table.loading import OneTableModel, load_model
 from bistream.text2token.one_table.prompts import Labels, SpeakerTokens, begin_speech, clone_prompt

@@ -1,4 +1,4 @@
-"""The host side of the language model's CUDA kernels, which needs no GPU: rows, turn starts, buckets, packed weights."""
+"""The host's input to a recorded step: rows, turn starts, buckets."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.text2token.cuda.batch import NUM_FIELDS, NUM_START_NUMBERS, RowField, StartField, bucket_sizes, write_rows, write_starts
 from bistream.text2token.engine import SamplingSpec, TurnLimits
+from bistream.text2token.graphs.batch import NUM_FIELDS, NUM_START_NUMBERS, RowField, StartField, bucket_sizes, write_rows, write_starts
 from bistream.text2token.sampler import SamplerState
 from bistream.text2token.sequence import Segment, SlotReset, TurnStart
 from tests.unit.text2token.tiny import SPACE

@@ -1,6 +1,6 @@
 """The host's input to a step: rows of the plan's segments, and the fields of beginning turns. numpy only.
 
-In: ``StepPlan``. Out: the arrays that ``kernels_embedding`` and ``kernels_turns`` read. Called by the runner.
+In: ``StepPlan``. Out: the arrays that ``kernels_rows`` and ``kernels_turns`` read. Called by the runner.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from bistream.text2token.cuda.batch import NUM_START_NUMBERS, StartField
+from bistream.text2token.graphs.batch import NUM_START_NUMBERS, StartField
 
 START_NUMBERS = tl.constexpr(NUM_START_NUMBERS)
 SLOT = tl.constexpr(int(StartField.SLOT))
@@ -32,7 +32,7 @@ def begin_turns(
     starts_ptr, blocks_ptr, table_ptr, table_stride,
     top_p_ptr, top_k_ptr, temperature_ptr, win_size_ptr, min_repeats_ptr, key_ptr, num_decided_ptr, running_ptr, num_new_ptr,
     max_new_ptr, min_new_ptr, forbidden_ptr, forbidden_early_ptr, record_on_length_ptr,
-    SPECIALS: tl.constexpr,
+    SPECIALS: tl.constexpr, FILLER: tl.constexpr,
 ):  # fmt: skip
     """Before a step in which turns begin: ``SamplerState.start_turns`` and the block tables of new sequences. Grid: turns.
 
@@ -42,12 +42,12 @@ def begin_turns(
     turn = tl.program_id(0)
     numbers = tl.load(starts_ptr + turn * START_NUMBERS + tl.arange(0, START_NUMBERS))
     slot = _number(numbers, SLOT)
-    tl.store(running_ptr + slot, 1)
+    tl.store(running_ptr + slot, (slot != FILLER).to(tl.uint8))
     tl.store(num_new_ptr + slot, 0)
     tl.store(max_new_ptr + slot, _number(numbers, MAX_NEW))
     tl.store(min_new_ptr + slot, _number(numbers, MIN_NEW))
     tl.store(record_on_length_ptr + slot, _number(numbers, RECORD_ON_LENGTH))
-    special = tl.arange(0, 4)
+    special = tl.arange(0, 64)
     at = slot * SPECIALS + special
     tl.store(forbidden_ptr + at, ((_number(numbers, FORBIDDEN) >> special) & 1).to(tl.uint8), mask=special < SPECIALS)
     tl.store(forbidden_early_ptr + at, ((_number(numbers, FORBIDDEN_EARLY) >> special) & 1).to(tl.uint8), mask=special < SPECIALS)
