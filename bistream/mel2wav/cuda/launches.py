@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bistream.mel2wav.cuda import kernels_fourier, kernels_resampling, kernels_source, kernels_state
 from bistream.mel2wav.cuda.batch import FRAME_GAP, Rate, RateField
-from bistream.mel2wav.cuda.launches_convolution import Area, Use, WindowLaunch
+from bistream.mel2wav.cuda.launches_convolution import Area, SumLaunch, Use
 from bistream.mel2wav.cuda.memory import MEL_WIDTH, Workspace, capacity_of
 from bistream.mel2wav.cuda.tuning import resampling_tile
 from bistream.mel2wav.cuda.weights import F0_SCALE, Conv, StageWeights, VocoderWeights
@@ -82,8 +82,8 @@ class VocoderCall:
         numbers[:, RateField.BEGIN] = begins
         self._rate_numbers = torch.from_numpy(numbers).to(workspace.meta.device)
         self._plan_frames()
-        self._sources: list[tuple[Area, list[WindowLaunch]]] = []
-        self._blocks: list[list[WindowLaunch]] = []
+        self._sources: list[tuple[Area, list[SumLaunch]]] = []
+        self._blocks: list[list[SumLaunch]] = []
         for index, stage in enumerate(weights.stages):
             self._plan_stage(index + 1, stage)
 
@@ -106,17 +106,17 @@ class VocoderCall:
         space, config = self.space, self.config
         mel = self._area(space.mel_parts, 0, MEL_WIDTH)
         source = mel
-        self._f0: list[WindowLaunch] = []
+        self._f0: list[SumLaunch] = []
         for index, sums in enumerate(self.weights.f0):
             target = self._area(space.f0_parts, 0, config.f0_channels)
             read = (0, 1) if index == 0 else ((2, 3) if index % 2 == 0 else (0, 1))
             write = (0, 1) if index % 2 == 0 else (2, 3)
             uses = [[Use(read[0], out=write[0], actives=(write[1],)), Use(read[1])]]
-            self._f0.append(WindowLaunch(sums, source, target, uses, "elu", 1.0 / F0_SCALE))
+            self._f0.append(self._sum(sums, source, target, uses, "elu", 1.0 / F0_SCALE))
             source = target
         self._f0_rows = source.memory[write[0] * source.capacity :]
         stage_in = self._area(space.stage_in, 0, config.base_channels)
-        self._pre = WindowLaunch(self.weights.pre, mel, stage_in, [[Use(0, out=0)]], "leaky", slope=config.lrelu_slope)
+        self._pre = self._sum(self.weights.pre, mel, stage_in, [[Use(0, out=0)]], "leaky", slope=config.lrelu_slope)
 
     def _plan_stage(self, index: int, stage: StageWeights) -> None:
         """Launches of the residual blocks: the source's, the last of which adds ``up`` and the others' activations, then the others."""
@@ -126,22 +126,22 @@ class VocoderCall:
         launches = []
         for layer, (first, second) in enumerate(stage.source_pairs):
             is_end = layer == len(stage.source_pairs) - 1
-            launches.append(WindowLaunch(first, area, area, [[Use(_ACTIVES[0], actives=_HIDDENS[:1])]]))
+            launches.append(self._sum(first, area, area, [[Use(_ACTIVES[0], actives=_HIDDENS[:1])]]))
             residuals, actives = ((_X, _UP), _ACTIVES[:count]) if is_end else ((_X,), _ACTIVES[:1])
-            launches.append(WindowLaunch(second, area, area, [[Use(_HIDDENS[0], residuals, _X, actives)]]))
+            launches.append(self._sum(second, area, area, [[Use(_HIDDENS[0], residuals, _X, actives)]]))
         self._sources.append((area, launches))
         launches = []
         blocks = range(count)
         slope = _LAST_LEAKY_SLOPE if index == len(self.rates) - 1 else config.lrelu_slope
         for layer, (first, second) in enumerate(stage.pairs):
             streams = [_X] * count if layer == 0 else list(_STREAMS[:count])
-            launches.append(WindowLaunch(first, area, area, [[Use(_ACTIVES[block], actives=(_HIDDENS[block],))] for block in blocks]))
+            launches.append(self._sum(first, area, area, [[Use(_ACTIVES[block], actives=(_HIDDENS[block],))] for block in blocks]))
             if layer < len(stage.pairs) - 1:
                 uses = [[Use(_HIDDENS[block], (streams[block],), _STREAMS[block], (_ACTIVES[block],))] for block in blocks]
-                launches.append(WindowLaunch(second, area, area, uses))
+                launches.append(self._sum(second, area, area, uses))
             else:
                 last = [Use(_HIDDENS[block], (streams[block],), 0) for block in blocks]
-                launches.append(WindowLaunch(second, area, stage_in, [last], "leaky", 1.0 / count, slope))
+                launches.append(self._sum(second, area, stage_in, [last], "leaky", 1.0 / count, slope))
         self._blocks.append(launches)
 
     def _gather(self) -> None:
@@ -233,6 +233,9 @@ class VocoderCall:
             REFLECT=int(repeats_first), GAP=gap, SPAN=span, TILE=tile, BLOCK=block, STEP=math.gcd(conv.channels, 64), STAGES=3,
             **self._options(8 if tile * block > 8192 else 4),
         )  # fmt: skip
+
+    def _sum(self, *arguments: Any, **options: Any) -> SumLaunch:
+        return SumLaunch(*arguments, **options, dependent_launch=self.dependent_launch)
 
     def _options(self, warps: int) -> dict[str, Any]:
         return {"PDL": self.dependent_launch, "num_warps": warps, "launch_pdl": self.dependent_launch}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bistream.mel2wav.cuda.weights_tiles import SLICE, Part, TileList, WindowSum
+from bistream.mel2wav.cuda.weights_sums import ConvolutionSums, Part, pack_sums
 from bistream.mel2wav.hift import HiFT, ResBlock
 
 _SPECTRUM_WIDTH = 32  # channels of the source's spectrum (18 are in use), and of the result's, 16 for real and 16 for imaginary parts
@@ -44,14 +44,14 @@ class StageWeights:
     up: Conv
     source_down: Conv
     source_alpha: Tensor  # [channels], before the first convolution of the source's block
-    source_pairs: list[tuple[WindowSum, WindowSum]]
-    pairs: list[tuple[WindowSum, WindowSum]]
+    source_pairs: list[tuple[ConvolutionSums, ConvolutionSums]]
+    pairs: list[tuple[ConvolutionSums, ConvolutionSums]]
 
 
 @dataclass(frozen=True)
 class VocoderWeights:
-    f0: list[WindowSum]
-    pre: WindowSum
+    f0: list[ConvolutionSums]
+    pre: ConvolutionSums
     stages: list[StageWeights]
     post: Conv
     forward_basis: Tensor  # [n_fft, 32]
@@ -90,7 +90,7 @@ def pack_weights(hift: HiFT, dtype: torch.dtype) -> VocoderWeights:
     return VocoderWeights(f0, pre, stages, _spectrum_conv(hift.conv_post, dtype, bins), forward, inverse)
 
 
-def _pairs(blocks: Sequence[ResBlock], dtype: torch.dtype, after: Tensor, is_sum: bool) -> list[tuple[WindowSum, WindowSum]]:
+def _pairs(blocks: Sequence[ResBlock], dtype: torch.dtype, after: Tensor, is_sum: bool) -> list[tuple[ConvolutionSums, ConvolutionSums]]:
     """Layers of blocks that run in parallel. after: alphas of the activations that follow, [any, channels]; is_sum: they end in one sum."""
     pairs = []
     layers = len(blocks[0].convs1)
@@ -105,18 +105,14 @@ def _pairs(blocks: Sequence[ResBlock], dtype: torch.dtype, after: Tensor, is_sum
     return pairs
 
 
-def _sum(groups: Sequence[Sequence[nn.Module]], dtype: torch.dtype, alphas: Tensor) -> WindowSum:
-    conv = _checked(groups[0][0])
-    tiles = TileList(dtype, conv.weight.device)
-    parts, biases = [], []
-    for group in groups:
-        convs = [_checked(module) for module in group]
-        parts.append([tiles.add(each.weight.transpose(1, 2), each.dilation[0], _padding(each)) for each in convs])
-        biases.append(torch.stack([_bias(each) for each in convs]).sum(0))
-    return _window_sum(tiles, torch.stack(biases), alphas, parts, conv)
+def _sum(groups: Sequence[Sequence[nn.Module]], dtype: torch.dtype, alphas: Tensor) -> ConvolutionSums:
+    convs = [[_checked(module) for module in group] for group in groups]
+    parts = [[(conv.weight.transpose(1, 2), _part(conv, use)) for use, conv in enumerate(group)] for group in convs]
+    bias = torch.stack([torch.stack([_bias(conv) for conv in group]).sum(0) for group in convs])
+    return pack_sums(parts, bias, alphas, dtype)
 
 
-def split_sum(module: nn.Module, dtype: torch.dtype) -> WindowSum:
+def split_sum(module: nn.Module, dtype: torch.dtype) -> ConvolutionSums:
     """A convolution times F0_SCALE whose input is split into 16-bit values and remainders: nearly as exact as float32.
 
     The input's first part is multiplied by both parts of the weights, its second part by the first one only.
@@ -124,16 +120,13 @@ def split_sum(module: nn.Module, dtype: torch.dtype) -> WindowSum:
     conv = _checked(module)
     weight = conv.weight.transpose(1, 2) * F0_SCALE
     high = weight.to(dtype).float()
-    taps, dilation, pad = weight.shape[1], conv.dilation[0], _padding(conv)
-    tiles = TileList(dtype, weight.device)
-    parts = [tiles.add(torch.cat([high, weight - high], dim=1), dilation, pad, wrap=taps), tiles.add(high, dilation, pad)]
+    first, second = _part(conv, 0), _part(conv, 1)
     bias = (_bias(conv) * F0_SCALE)[None]
-    return _window_sum(tiles, bias, torch.zeros_like(bias), [parts], conv)
+    return pack_sums([[(weight - high, first), (high, second), (high, first)]], bias, torch.zeros_like(bias), dtype, exact=True)
 
 
-def _window_sum(tiles: TileList, bias: Tensor, alphas: Tensor, groups: list[list[Part]], conv: nn.Conv1d) -> WindowSum:
-    panels, blocks = -(-conv.in_channels // SLICE), conv.out_channels // SLICE
-    return WindowSum(tiles.close(), bias.float().contiguous(), alphas.contiguous(), groups, panels, blocks)
+def _part(conv: nn.Conv1d, use: int) -> Part:
+    return Part(conv.kernel_size[0], conv.dilation[0], _padding(conv), use)
 
 
 def _checked(module: nn.Module) -> nn.Conv1d:
