@@ -44,7 +44,7 @@ class RateField(IntEnum):
 class GroupField(IntEnum):
     """The int32 numbers of a group, a sum of convolutions, for ``kernels_convolution``; rows are rows of the activations."""
 
-    WEIGHTS = 0  # place of the group's first weight
+    WEIGHTS = 0  # the group's first slice of weights
     TAPS = 1  # of all its convolutions
     EXACT_TAP = 2
     FIRST_TAP = 3  # of each convolution, MOST_PARTS numbers

@@ -39,31 +39,43 @@ def _parts(table):
 
 
 @triton.jit
-def _factors(x_ptr, w_ptr, weight, position, parts, last_row, step, CHANNELS: tl.constexpr, STEP: tl.constexpr):
-    """One step of the sum, STEP channels of a tap: [outputs, STEP] and [STEP, positions]. weight: each output's first one."""
+def _factors(
+    x, w, first, block, parts, last_row, weights, step,
+    CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, SLICE: tl.constexpr,
+    BULK: tl.constexpr,
+):  # fmt: skip
+    """One step of the sum, STEP channels of a tap: [outputs, STEP] and [STEP, positions]. weights: the group's first slice of weights."""
     PANELS: tl.constexpr = CHANNELS // STEP
     taps, rows, dilations = parts
-    inner = tl.arange(0, STEP)
     tap = step // PANELS
     is_second, is_third = tap >= taps[0], tap >= taps[1]
-    row = tl.where(is_third, rows[2], tl.where(is_second, rows[1], rows[0]))
+    row = first + tl.where(is_third, rows[2], tl.where(is_second, rows[1], rows[0]))
     row += tap * tl.where(is_third, dilations[2], tl.where(is_second, dilations[1], dilations[0]))
-    place = tl.minimum(tl.maximum(position + row, 0), last_row) * CHANNELS + (step % PANELS) * STEP
-    w = tl.load(w_ptr + weight[:, None] + (step * STEP + inner)[None, :])
-    return w, tl.load(x_ptr + place[None, :] + inner[:, None])
+    column = step % PANELS * STEP
+    weight = (weights + step // (SLICE // STEP)) * OUTPUTS + block
+    within = step % (SLICE // STEP) * STEP
+    if BULK:
+        left, right = w.load([weight, within]), tl.trans(x.load([row, column]))
+    else:
+        inner = tl.arange(0, STEP)
+        place = tl.minimum(tl.maximum(row + tl.arange(0, TILE), 0), last_row) * CHANNELS + column
+        left = tl.load(w + ((weight + tl.arange(0, BLOCK)) * SLICE + within)[:, None] + inner[None, :])
+        right = tl.load(x + place[None, :] + inner[:, None])
+    return left, right
 
 
 @triton.jit(do_not_specialize=["last_row", "scale", "slope"])
 def sum_convolutions(
-    x_ptr, w_ptr, out_ptr, table_ptr, bias_ptr, alpha_ptr, real_ptr, extent_ptr, last_row, scale, slope,
-    CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, KIND: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    x, w, x_ptr, out_ptr, table_ptr, bias_ptr, alpha_ptr, real_ptr, extent_ptr, last_row, scale, slope,
+    CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+    SLICE: tl.constexpr, STAGES: tl.constexpr, BULK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out = (convolutions + residuals + bias) * scale, once per group. Grid: (tiles of positions * OUTPUTS / BLOCK, groups).
 
-    x: 16-bit [last_row + 1, CHANNELS], any number of slots, concatenated; out: [any, OUTPUTS] likewise. w: a matrix [OUTPUTS, taps *
-    CHANNELS] per group. table: int32 [groups, FIELDS], see ``batch.GroupField``. bias: [groups, OUTPUTS], alpha: [any, OUTPUTS], those of
-    a group from the row of its number on. real: int8 per position, 0 in gaps. extent: positions in use.
+    x: 16-bit [last_row + 1, CHANNELS], any number of slots, concatenated; out: [any, OUTPUTS] likewise. w: [taps * CHANNELS / SLICE,
+    OUTPUTS, SLICE], group after group. BULK: x and w are descriptors of tiles, which the GPU copies as a whole; else addresses.
+    table: int32 [groups, FIELDS], see ``batch.GroupField``. bias: [groups, OUTPUTS], alpha: [any, OUTPUTS], those of a group from the
+    row of its number on. real: int8 per position, 0 in gaps. extent: positions in use.
     KIND: "snake" (the sum itself, and any number of activations), "leaky" or "elu" (16 bit to out, the remainder to the active row).
 
     "elu" is nearly exact. The tensor cores truncate toward zero when they accumulate, an error that grows over a long sum. So from
@@ -77,23 +89,22 @@ def sum_convolutions(
     group = tl.program_id(1)
     table = table_ptr + group * FIELDS
     position = first + tl.arange(0, TILE)
-    output = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
-    taps = tl.load(table + TAPS)
+    block = tl.program_id(0) % BLOCKS * BLOCK
+    output = block + tl.arange(0, BLOCK)
+    steps = tl.load(table + TAPS) * (CHANNELS // STEP)
+    weights = tl.load(table + WEIGHTS)
     parts = _parts(table)
-    w_ptr += tl.multiple_of(tl.load(table + WEIGHTS), STEP)
-    weight = output * (taps * CHANNELS)
-    steps = taps * (CHANNELS // STEP)
     total = tl.zeros([BLOCK, TILE], tl.float32)
     rough = steps
     if KIND == "elu":
         rough = tl.load(table + EXACT_TAP) * (CHANNELS // STEP)
     for step in tl.range(0, rough, num_stages=STAGES):
-        w, x = _factors(x_ptr, w_ptr, weight, position, parts, last_row, step, CHANNELS, STEP)
-        total = tl.dot(w, x, total)
+        left, right = _factors(x, w, first, block, parts, last_row, weights, step, CHANNELS, OUTPUTS, TILE, BLOCK, STEP, SLICE, BULK)
+        total = tl.dot(left, right, total)
     if KIND == "elu":
         for step in tl.range(rough, steps, num_stages=STAGES):
-            w, x = _factors(x_ptr, w_ptr, weight, position, parts, last_row, step, CHANNELS, STEP)
-            total = add_in_order(total, tl.dot(w, x))
+            left, right = _factors(x, w, first, block, parts, last_row, weights, step, CHANNELS, OUTPUTS, TILE, BLOCK, STEP, SLICE, BULK)
+            total = add_in_order(total, tl.dot(left, right))
     total += tl.load(bias_ptr + group * OUTPUTS + output)[:, None]
     for residual in tl.range(0, tl.load(table + RESIDUALS), num_stages=1):
         row = tl.load(table + RESIDUAL_ROW + residual)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bistream.mel2wav.cuda import kernels_convolution
 from bistream.mel2wav.cuda.batch import GROUP_NUMBERS, MOST_ACTIVES, MOST_PARTS, MOST_RESIDUALS, GroupField
 from bistream.mel2wav.cuda.tuning import Tile, convolution_tile
-from bistream.mel2wav.cuda.weights_sums import ConvolutionSums, Part
+from bistream.mel2wav.cuda.weights_sums import SLICE, ConvolutionSums, Part
 
 
 @dataclass(frozen=True)
@@ -42,21 +44,29 @@ class SumLaunch:
 
     def __init__(
         self, sums: ConvolutionSums, source: Area, target: Area, uses: Sequence[Sequence[Use]], kind: str = "snake", scale: float = 1.0,
-        slope: float = 0.0, dependent_launch: bool = True, tile: Tile | None = None,
+        slope: float = 0.0, dependent_launch: bool = True, bulk: bool | None = None, tile: Tile | None = None,
     ) -> None:  # fmt: skip
-        """tile: None: the measured default."""
+        """bulk: copy whole tiles; None: where the GPU can, from compute capability 9.0 on. tile: None: the measured default."""
+        gpu = torch.cuda.get_device_properties(sums.weights.device)
+        bulk = gpu.major >= 9 if bulk is None else bulk
         assert len(source.memory) * sums.channels < 2**31 > len(target.memory) * sums.outputs, "the kernel's places are 32-bit numbers"
         self._sums = sums
         self._source = source
         self._target = target
-        self.tile = tile or _default_tile(sums, target.capacity, len(uses))
+        self.tile = tile or convolution_tile(
+            target.capacity, sums.outputs, len(uses), sums.exact, gpu.multi_processor_count, gpu.shared_memory_per_block_optin
+        )
         assert target.capacity % self.tile.positions == 0 == sums.outputs % self.tile.block
         self._grid = (target.capacity // self.tile.positions * (sums.outputs // self.tile.block), len(uses))
         self._options = {
             "CHANNELS": sums.channels, "OUTPUTS": sums.outputs, "KIND": kind, "TILE": self.tile.positions, "BLOCK": self.tile.block,
-            "STEP": self.tile.step, "STAGES": self.tile.stages, "PDL": dependent_launch, "num_warps": self.tile.warps,
-            "launch_pdl": dependent_launch,
+            "STEP": self.tile.step, "SLICE": SLICE, "STAGES": self.tile.stages, "BULK": bulk, "PDL": dependent_launch,
+            "num_warps": self.tile.warps, "launch_pdl": dependent_launch,
         }  # fmt: skip
+        self._factors: tuple[Any, Any] = source.memory, sums.weights
+        if bulk:
+            weights = sums.weights.flatten(0, 1)
+            self._factors = _tiles(source.memory, self.tile.positions, self.tile.step), _tiles(weights, self.tile.block, self.tile.step)
         rows = [
             _row(first, parts, members, source.capacity, target.capacity)
             for first, parts, members in zip(sums.firsts, sums.groups, uses, strict=True)
@@ -67,14 +77,13 @@ class SumLaunch:
     def launch(self) -> None:
         sums, target = self._sums, self._target
         kernels_convolution.sum_convolutions[self._grid](
-            self._source.memory, sums.weights, target.memory, self._table, sums.bias, sums.alphas, target.real, target.extent,
+            *self._factors, self._source.memory, target.memory, self._table, sums.bias, sums.alphas, target.real, target.extent,
             *self._scalars, **self._options,
         )  # fmt: skip
 
 
-def _default_tile(sums: ConvolutionSums, positions: int, groups: int) -> Tile:
-    gpu = torch.cuda.get_device_properties(sums.weights.device)
-    return convolution_tile(positions, sums.outputs, groups, sums.exact, gpu.multi_processor_count, gpu.shared_memory_per_block_optin)
+def _tiles(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns])
 
 
 def _row(first: int, parts: Sequence[Part], uses: Sequence[Use], in_capacity: int, out_capacity: int) -> list[int]:

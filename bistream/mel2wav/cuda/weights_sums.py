@@ -1,4 +1,4 @@
-"""Weights of sums of convolutions as ``kernels_convolution`` multiplies them: a matrix [outputs, taps * channels] per group. No Triton."""
+"""Weights of sums of convolutions as ``kernels_convolution`` multiplies them: slices of 64 channels of a tap. No Triton."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHANNEL_ROUND = 64  # activations have a multiple of this many channels
+SLICE = 64  # channels; activations have a multiple of it
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Part:
 
 @dataclass(frozen=True)
 class ConvolutionSums:
-    """groups: the convolutions that are summed, per result. weights: 16-bit, matrix after matrix, from ``firsts`` on.
+    """groups: the convolutions that are summed, per result. weights: 16-bit [slices, outputs, SLICE], by group, convolution, tap, channel.
 
-    bias: float32 [groups, outputs]. alphas: float32 [any, outputs], of the snakes after it, group by group. exact: the last convolution
-    of a group is summed with correct rounding.
+    firsts: the first slice of each group. bias: float32 [groups, outputs]. alphas: float32 [any, outputs], of the snakes after it, group by
+    group. exact: the last convolution of a group is summed with correct rounding.
     """
 
     weights: Tensor
@@ -47,14 +47,14 @@ def pack_sums(
     groups: Sequence[Sequence[tuple[Tensor, Part]]], bias: Tensor, alphas: Tensor, dtype: torch.dtype, exact: bool = False
 ) -> ConvolutionSums:
     """groups: weights [outputs, taps, channels], channels are padded with zeros."""
-    channels = -(-groups[0][0][0].shape[2] // CHANNEL_ROUND) * CHANNEL_ROUND
-    matrices = [
-        torch.cat([F.pad(weight, (0, channels - weight.shape[2])).flatten(1) for weight, _ in group], dim=1).to(dtype) for group in groups
-    ]
-    sizes = [matrix.numel() for matrix in matrices]
+    channels = -(-groups[0][0][0].shape[2] // SLICE) * SLICE
+    slices = []
+    for group in groups:
+        padded = [F.pad(weight, (0, channels - weight.shape[2])).flatten(1) for weight, _ in group]
+        slices.append(torch.cat(padded, dim=1).unflatten(1, (-1, SLICE)).transpose(0, 1).to(dtype))
     return ConvolutionSums(
-        weights=torch.cat([matrix.flatten() for matrix in matrices]),
-        firsts=[sum(sizes[:index]) for index in range(len(sizes))],
+        weights=torch.cat(slices),
+        firsts=[sum(map(len, slices[:index])) for index in range(len(slices))],
         groups=[[part for _, part in group] for group in groups],
         bias=bias.float().contiguous(),
         alphas=alphas.contiguous(),
