@@ -69,6 +69,7 @@ class VocoderCall:
         self.noise_gain = noise_gain
         self.dependent_launch = dependent_launch
         self.meta = workspace.meta[: bucket.rows]
+        self._shared = torch.cuda.get_device_properties(workspace.meta.device).shared_memory_per_block_optin
         self.rate = math.prod(self.config.upsample_rates)
         self.rates = workspace.rates
         self._spectrum = _Rows(Rate(self.rate, 1, 0), bucket.frames * self.rate + 1, 0, 0)
@@ -225,13 +226,13 @@ class VocoderCall:
         gap = out_rows.rate.gap if active is not None else 0
         size = in_rows if conv.up else out_rows
         positions = frames * size.rate.rate + size.rate.extra + (1 if conv.up else 2 * gap)
-        tile, block = resampling_tile(rows * frames * out_rows.rate.rate, conv.features)
+        tile = resampling_tile(rows * frames * out_rows.rate.rate, conv.features, conv.channels, self._shared)
         alpha, target = active if active is not None else (self.weights.inverse_basis, out)
-        kernels_resampling.convolve[(-(-positions // tile), len(conv.weight) // block, rows)](
+        kernels_resampling.convolve[(-(-positions // tile.positions), len(conv.weight) // tile.block, rows)](
             x, conv.weight, conv.bias, self.meta, alpha, out, target, *in_rows.numbers, *out_rows.numbers, conv.taps, conv.dilation,
             conv.stride, conv.pad, conv.crop, _MAX_MAGNITUDE, CHANNELS=conv.channels, FEATURES=conv.features, UP=conv.up,
-            REFLECT=int(repeats_first), GAP=gap, SPAN=span, TILE=tile, BLOCK=block, STEP=math.gcd(conv.channels, 64), STAGES=3,
-            **self._options(8 if tile * block > 8192 else 4),
+            REFLECT=int(repeats_first), GAP=gap, SPAN=span, TILE=tile.positions, BLOCK=tile.block, STEP=tile.step, STAGES=tile.stages,
+            **self._options(tile.warps),
         )  # fmt: skip
 
     def _sum(self, *arguments: Any, **options: Any) -> SumLaunch:

@@ -5,14 +5,15 @@ Chosen by measurement on one H200 at full size; ``docs/log/gpu.md`` has the numb
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 WIDE_POSITIONS = 30_000  # from this many positions per call, larger tiles of ``convolve`` pay off
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How ``sum_convolutions`` divides its work: [block outputs, positions] for a program, step channels at a time.
+    """How a convolution divides its work: [block outputs, positions] for a program, step channels at a time.
 
     stages: steps in flight. results: of this size that every multiprocessor must get, or a smaller tile is better.
     """
@@ -43,15 +44,24 @@ TILES = (
 )
 # with two sums in registers
 EXACT_TILES = (Tile(128, 128, 64, 3, 8, results=1.0), Tile(64, 64, 64, 4, 4, results=1.0), Tile(64, 32, 64, 4, 4))
+# GPUs with less shared memory (64 KiB: compute capability 7.5) have no matrix instructions that Triton uses: factors are held in registers
+MATRIX_SHARED = 96 * 1024
+SCALAR_TILE = Tile(64, 64, 16, 1, 8)
 
 
-def resampling_tile(positions: int, features: int) -> tuple[int, int]:
-    """Positions and outputs of a program of ``kernels_resampling.convolve``. positions: of all rows of the call."""
-    return (128, min(128, features)) if positions >= WIDE_POSITIONS else (64, min(64, features))
+def resampling_tile(positions: int, features: int, channels: int, shared: int) -> Tile:
+    """For ``kernels_resampling.convolve``. positions: of all rows of the call. shared: memory of a program, in bytes."""
+    if shared < MATRIX_SHARED:
+        return replace(SCALAR_TILE, block=min(SCALAR_TILE.block, features))
+    size = 128 if positions >= WIDE_POSITIONS else 64
+    block = min(size, features)
+    return Tile(block, size, math.gcd(channels, 64), 3, 8 if size * block > 8192 else 4)
 
 
 def convolution_tile(positions: int, outputs: int, groups: int, is_exact: bool, multiprocessors: int, shared: int) -> Tile:
     """The largest tile that fits the ``shared`` memory of a program and keeps all multiprocessors busy."""
+    if shared < MATRIX_SHARED:
+        return SCALAR_TILE
     fitting = [tile for tile in (EXACT_TILES if is_exact else TILES) if outputs % tile.block == 0 and tile.shared <= shared]
     results = positions * outputs * groups
     busy = [tile for tile in fitting if results >= tile.results * tile.block * tile.positions * multiprocessors]
