@@ -67,15 +67,16 @@ def _factors(
 @triton.jit(do_not_specialize=["last_row", "scale", "slope"])
 def sum_convolutions(
     x, w, x_ptr, out_ptr, table_ptr, bias_ptr, alpha_ptr, real_ptr, extent_ptr, last_row, scale, slope,
-    CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
-    SLICE: tl.constexpr, STAGES: tl.constexpr, BULK: tl.constexpr, PDL: tl.constexpr,
+    CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, FOLD: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    STEP: tl.constexpr, SLICE: tl.constexpr, STAGES: tl.constexpr, BULK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out = (convolutions + residuals + bias) * scale, once per group. Grid: (tiles of positions * OUTPUTS / BLOCK, groups).
 
     x: 16-bit [last_row + 1, CHANNELS], any number of slots, concatenated; out: [any, OUTPUTS] likewise. w: [taps * CHANNELS / SLICE,
     OUTPUTS, SLICE], group after group. BULK: x and w are descriptors of tiles, which the GPU copies as a whole; else addresses.
     table: int32 [groups, FIELDS], see ``batch.GroupField``. bias: [groups, OUTPUTS], alpha: [any, OUTPUTS], those of a group from the
-    row of its number on. real: int8 per position, 0 in gaps. extent: positions in use.
+    row of its number on. real: int8 per position, 0 in gaps. extent: positions in use. FOLD: positions that are one position here; their
+    outputs follow each other.
     KIND: "snake" (the sum itself, and any number of activations), "leaky" or "elu" (16 bit to out, the remainder to the active row).
 
     "elu" is nearly exact. The tensor cores truncate toward zero when they accumulate, an error that grows over a long sum. So from
@@ -83,7 +84,7 @@ def sum_convolutions(
     """
     BLOCKS: tl.constexpr = OUTPUTS // BLOCK
     first = tl.program_id(0) // BLOCKS * TILE
-    if first >= tl.load(extent_ptr):
+    if first * FOLD >= tl.load(extent_ptr):
         return
     begin(PDL)
     group = tl.program_id(1)
@@ -109,8 +110,10 @@ def sum_convolutions(
     for residual in tl.range(0, tl.load(table + RESIDUALS), num_stages=1):
         row = tl.load(table + RESIDUAL_ROW + residual)
         total += tl.load(x_ptr + ((row + position) * CHANNELS)[None, :] + output[:, None]).to(tl.float32)
-    is_real = tl.load(real_ptr + position) != 0
-    total = tl.where(is_real[None, :], total * scale, 0.0)
+    is_real = tl.load(real_ptr + position * FOLD)[None, :]
+    for number in tl.static_range(1, FOLD):
+        is_real = tl.where((output < number * (OUTPUTS // FOLD))[:, None], is_real, tl.load(real_ptr + position * FOLD + number)[None, :])
+    total = tl.where(is_real != 0, total * scale, 0.0)
     _finish(total, out_ptr + output[:, None], table, alpha_ptr + group * OUTPUTS + output, position, slope, OUTPUTS, KIND)
 
 

@@ -49,30 +49,32 @@ class SumLaunch:
         """bulk: copy whole tiles; None: where the GPU can, from compute capability 9.0 on. tile: None: the measured default."""
         gpu = torch.cuda.get_device_properties(sums.weights.device)
         bulk = gpu.major >= 9 if bulk is None else bulk
-        assert len(source.memory) * sums.channels < 2**31 > len(target.memory) * sums.outputs, "the kernel's places are 32-bit numbers"
+        assert source.memory.numel() < 2**31 > target.memory.numel(), "the kernel's places are 32-bit numbers"
         self._sums = sums
         self._source = source
         self._target = target
+        in_capacity, out_capacity = source.capacity // sums.fold, target.capacity // sums.fold
         self.tile = tile or convolution_tile(
-            target.capacity, sums.outputs, len(uses), sums.exact, gpu.multi_processor_count, gpu.shared_memory_per_block_optin
+            out_capacity, sums.outputs, len(uses), sums.exact, gpu.multi_processor_count, gpu.shared_memory_per_block_optin
         )
-        assert target.capacity % self.tile.positions == 0 == sums.outputs % self.tile.block
-        self._grid = (target.capacity // self.tile.positions * (sums.outputs // self.tile.block), len(uses))
+        assert out_capacity % self.tile.positions == 0 == sums.outputs % self.tile.block
+        self._grid = (out_capacity // self.tile.positions * (sums.outputs // self.tile.block), len(uses))
         self._options = {
-            "CHANNELS": sums.channels, "OUTPUTS": sums.outputs, "KIND": kind, "TILE": self.tile.positions, "BLOCK": self.tile.block,
-            "STEP": self.tile.step, "SLICE": SLICE, "STAGES": self.tile.stages, "BULK": bulk, "PDL": dependent_launch,
-            "num_warps": self.tile.warps, "launch_pdl": dependent_launch,
+            "CHANNELS": sums.channels, "OUTPUTS": sums.outputs, "FOLD": sums.fold, "KIND": kind, "TILE": self.tile.positions,
+            "BLOCK": self.tile.block, "STEP": self.tile.step, "SLICE": SLICE, "STAGES": self.tile.stages, "BULK": bulk,
+            "PDL": dependent_launch, "num_warps": self.tile.warps, "launch_pdl": dependent_launch,
         }  # fmt: skip
-        self._factors: tuple[Any, Any] = source.memory, sums.weights
+        x = _folded(source.memory, sums.fold)
+        self._factors: tuple[Any, Any] = x, sums.weights
         if bulk:
             weights = sums.weights.flatten(0, 1)
-            self._factors = _tiles(source.memory, self.tile.positions, self.tile.step), _tiles(weights, self.tile.block, self.tile.step)
+            self._factors = _tiles(x, self.tile.positions, self.tile.step), _tiles(weights, self.tile.block, self.tile.step)
         rows = [
-            _row(first, parts, members, source.capacity, target.capacity)
+            _row(first, parts, members, in_capacity, out_capacity)
             for first, parts, members in zip(sums.firsts, sums.groups, uses, strict=True)
         ]
         self._table = torch.tensor(rows, dtype=torch.int32, device=sums.weights.device)
-        self._scalars = (len(source.memory) - 1, scale, slope)
+        self._scalars = (len(x) - 1, scale, slope)
 
     def launch(self) -> None:
         sums, target = self._sums, self._target
@@ -80,6 +82,14 @@ class SumLaunch:
             *self._factors, self._source.memory, target.memory, self._table, sums.bias, sums.alphas, target.real, target.extent,
             *self._scalars, **self._options,
         )  # fmt: skip
+
+
+def _folded(memory: Tensor, fold: int) -> Tensor:
+    """[positions, channels] as pairs of positions, the first of which is position 1, see ``weights_sums._folded``."""
+    if fold == 1:
+        return memory
+    pairs = (len(memory) - 1) // fold
+    return memory[1 : 1 + pairs * fold].view(pairs, -1)
 
 
 def _tiles(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:

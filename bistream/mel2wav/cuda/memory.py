@@ -16,7 +16,7 @@ from bistream.mel2wav.sizes import GAP, MEL_BINS
 
 MEL_WIDTH = 128  # channels of the mel as the convolutions read it
 STAGE_SLOTS = 10  # slots of a stage's activations, see ``launches``
-_ROUND = 256  # positions; a multiple of every tile size
+_ROUND = 512  # positions; a multiple of every tile size, also of pairs of positions
 
 
 def rates_of(config: VocoderConfig) -> list[Rate]:

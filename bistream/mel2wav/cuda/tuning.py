@@ -62,7 +62,8 @@ def convolution_tile(positions: int, outputs: int, groups: int, is_exact: bool, 
     """The largest tile that fits the ``shared`` memory of a program and keeps all multiprocessors busy."""
     if shared < MATRIX_SHARED:
         return SCALAR_TILE
-    fitting = [tile for tile in (EXACT_TILES if is_exact else TILES) if outputs % tile.block == 0 and tile.shared <= shared]
+    fitting = [tile for tile in (EXACT_TILES if is_exact else TILES) if tile.shared <= shared]
+    fitting = [tile for tile in fitting if outputs % tile.block == 0 == positions % tile.positions]
     results = positions * outputs * groups
     busy = [tile for tile in fitting if results >= tile.results * tile.block * tile.positions * multiprocessors]
     return busy[0] if busy else fitting[-1]
