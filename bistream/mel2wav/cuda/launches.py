@@ -7,7 +7,7 @@ Out: ``out`` float32, the due audio, rows concatenated; the next call's state in
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from bistream.mel2wav.cuda.weights import F0_SCALE, Conv, StageWeights, VocoderW
 from bistream.mel2wav.frames import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
 from bistream.mel2wav.hift import HiFT
 from bistream.mel2wav.hop_plan import Bucket
-from bistream.mel2wav.sizes import GAP, MEL_BINS
+from bistream.mel2wav.sizes import MEL_BINS, padded_width, spectrum_width
 from bistream.mel2wav.slotted import STATE_FRAMES, Slots
 
 _LAST_LEAKY_SLOPE = 0.01
@@ -109,20 +109,20 @@ class VocoderCall:
         source = mel
         self._f0: list[SumLaunch] = []
         for index, sums in enumerate(self.weights.f0):
-            target = self._area(space.f0_parts, 0, config.f0_channels)
+            target = self._area(space.f0_parts, 0, padded_width(config.f0_channels))
             read = (0, 1) if index == 0 else ((2, 3) if index % 2 == 0 else (0, 1))
             write = (0, 1) if index % 2 == 0 else (2, 3)
             uses = [[Use(read[0], out=write[0], actives=(write[1],)), Use(read[1])]]
             self._f0.append(self._sum(sums, source, target, uses, "elu", 1.0 / F0_SCALE))
             source = target
         self._f0_rows = source.memory[write[0] * source.capacity :]
-        stage_in = self._area(space.stage_in, 0, config.base_channels)
+        stage_in = self._area(space.stage_in, 0, padded_width(config.base_channels))
         self._pre = self._sum(self.weights.pre, mel, stage_in, [[Use(0, out=0)]], "leaky", slope=config.lrelu_slope)
 
     def _plan_stage(self, index: int, stage: StageWeights) -> None:
         """Launches of the residual blocks: the source's, the last of which adds ``up`` and the others' activations, then the others."""
         config, count = self.config, len(self.config.resblock_kernel_sizes)
-        channels = config.base_channels // 2**index
+        channels = padded_width(config.base_channels // 2**index)
         area, stage_in = self._area(self.space.slots, index, channels), self._area(self.space.stage_in, index, channels)
         launches = []
         for layer, (first, second) in enumerate(stage.source_pairs):
@@ -131,18 +131,19 @@ class VocoderCall:
             residuals, actives = ((_X, _UP), _ACTIVES[:count]) if is_end else ((_X,), _ACTIVES[:1])
             launches.append(self._sum(second, area, area, [[Use(_HIDDENS[0], residuals, _X, actives)]]))
         self._sources.append((area, launches))
-        launches = []
-        blocks = range(count)
+        launches, streams = [], [_X] * count
         slope = _LAST_LEAKY_SLOPE if index == len(self.rates) - 1 else config.lrelu_slope
-        for layer, (first, second) in enumerate(stage.pairs):
-            streams = [_X] * count if layer == 0 else list(_STREAMS[:count])
+        for first, second, blocks in stage.layers:
             launches.append(self._sum(first, area, area, [[Use(_ACTIVES[block], actives=(_HIDDENS[block],))] for block in blocks]))
-            if layer < len(stage.pairs) - 1:
-                uses = [[Use(_HIDDENS[block], (streams[block],), _STREAMS[block], (_ACTIVES[block],))] for block in blocks]
-                launches.append(self._sum(second, area, area, uses))
+            uses = [Use(_HIDDENS[block], (streams[block],), _STREAMS[block], (_ACTIVES[block],)) for block in blocks]
+            if first is stage.layers[-1][0]:
+                launches.append(
+                    self._sum(second, area, stage_in, [[replace(use, out=0, actives=()) for use in uses]], "leaky", 1.0 / count, slope)
+                )
             else:
-                last = [Use(_HIDDENS[block], (streams[block],), 0) for block in blocks]
-                launches.append(self._sum(second, area, stage_in, [last], "leaky", 1.0 / count, slope))
+                launches.append(self._sum(second, area, area, [[use] for use in uses]))
+            for block in blocks:
+                streams[block] = _STREAMS[block]
         self._blocks.append(launches)
 
     def _gather(self) -> None:
@@ -151,7 +152,7 @@ class VocoderCall:
             self.slots.mel, space.new_mel, space.new_mel.shape[1], self.meta, space.mel, space.mel_parts, frames, self._capacities[0],
             STATE=STATE_FRAMES, BINS=MEL_BINS, WIDTH=MEL_WIDTH, GAP=FRAME_GAP, TILE=8, **self._options(4),
         )  # fmt: skip
-        most = frames * self.rate + 1 + 2 * GAP
+        most = frames * self.rate + 1 + 2 * self.rates[-1].gap
         kernels_state.mark_real[(-(-most // 1024), rows, len(self.rates))](
             self.meta, space.real, self._rate_numbers, TILE=1024, **self._options(4)
         )
@@ -164,8 +165,8 @@ class VocoderCall:
             launch.launch()
         classifier = self.hift.f0_predictor.classifier
         kernels_source.classify_f0[(-(-frames // 8), rows)](
-            self._f0_rows, classifier.weight, classifier.bias, self.meta, space.f0, frames, self._capacities[0],
-            WIDTH=config.f0_channels, GAP=FRAME_GAP, TILE=8, **self._options(4),
+            self._f0_rows, self.weights.classifier, classifier.bias, self.meta, space.f0, frames, self._capacities[0],
+            WIDTH=padded_width(config.f0_channels), GAP=FRAME_GAP, TILE=8, **self._options(4),
         )  # fmt: skip
         kernels_source.follow_phase[(harmonics, rows)](
             space.f0, source.overtones, self.meta, self.slots.phase, space.advance, space.phase, frames, 1.0 / config.sampling_rate,
@@ -178,7 +179,8 @@ class VocoderCall:
         )  # fmt: skip
         kernels_fourier.transform[(-(-(frames * self.rate + 1) // 64), rows)](
             space.source, self.weights.forward_basis, self.meta, space.spectrum, frames * SAMPLES_PER_MEL_FRAME, frames * self.rate + 1,
-            SAMPLES=SAMPLES_PER_MEL_FRAME, HOP=config.istft_hop_len, SPAN=config.istft_n_fft, WIDTH=32, TILE=64, **self._options(4),
+            SAMPLES=SAMPLES_PER_MEL_FRAME, HOP=config.istft_hop_len, SPAN=config.istft_n_fft, WIDTH=spectrum_width(config), TILE=64,
+            **self._options(4),
         )  # fmt: skip
 
     def _decode(self) -> None:

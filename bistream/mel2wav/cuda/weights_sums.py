@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SLICE = 64  # channels; activations have a multiple of it
+from bistream.mel2wav.sizes import padded_width
+
+SLICE = 64  # channels
 FOLDED_CHANNELS = 64  # sums of so many channels are bound by the activations that they read: see ``_folded``
 
 
@@ -48,25 +50,32 @@ class ConvolutionSums:
 def pack_sums(
     groups: Sequence[Sequence[tuple[Tensor, Part]]], bias: Tensor, alphas: Tensor, dtype: torch.dtype, exact: bool = False
 ) -> ConvolutionSums:
-    """groups: weights [outputs, taps, channels], channels are padded with zeros."""
+    """groups: weights [outputs, taps, channels]; outputs and channels are padded with zeros."""
+    outputs = padded_width(bias.shape[1])
+    groups = [[(_widened(weight), part) for weight, part in group] for group in groups]
+    bias, alphas = (F.pad(values, (0, outputs - values.shape[1])) for values in (bias.float(), alphas))
     fold = 2 if all(_folds(weight, part) for group in groups for weight, part in group) else 1
     if fold > 1:
         groups = [[_folded(weight, part) for weight, part in group] for group in groups]
-    channels = -(-groups[0][0][0].shape[2] // SLICE) * SLICE
     slices = []
     for group in groups:
-        padded = [F.pad(weight, (0, channels - weight.shape[2])).flatten(1) for weight, _ in group]
-        slices.append(torch.cat(padded, dim=1).unflatten(1, (-1, SLICE)).transpose(0, 1).to(dtype))
+        matrix = torch.cat([weight.flatten(1) for weight, _ in group], dim=1)
+        slices.append(matrix.unflatten(1, (-1, SLICE)).transpose(0, 1).to(dtype))
     return ConvolutionSums(
         weights=torch.cat(slices),
         firsts=[sum(map(len, slices[:index])) for index in range(len(slices))],
         groups=[[part for _, part in group] for group in groups],
-        bias=bias.float().repeat(1, fold),
+        bias=bias.repeat(1, fold),
         alphas=alphas.repeat(1, fold),
-        channels=channels,
+        channels=groups[0][0][0].shape[2],
         exact=exact,
         fold=fold,
     )
+
+
+def _widened(weight: Tensor) -> Tensor:
+    outputs, _, channels = weight.shape
+    return F.pad(weight, (0, padded_width(channels) - channels, 0, 0, 0, padded_width(outputs) - outputs))
 
 
 def _folds(weight: Tensor, part: Part) -> bool:

@@ -18,7 +18,7 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     from bistream.mel2wav.cuda import kernels_convolution, kernels_resampling  # noqa: PLC0415
     from tests.gpu.mel2wav import plain_instructions  # noqa: PLC0415
 
-    gpu = SimpleNamespace(multi_processor_count=3, shared_memory_per_block_optin=99 * 1024, major=8)
+    gpu = SimpleNamespace(multi_processor_count=1, shared_memory_per_block_optin=99 * 1024, major=8)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
     for module in (arithmetic, kernels_resampling):
         monkeypatch.setattr(module, "fast_sine", plain_instructions.sine)
