@@ -64,16 +64,28 @@ def _factors(
     return left, right
 
 
+@triton.jit
+def _prefetch(w_ptr, first, rows, turn, turns, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, SLICE: tl.constexpr):
+    """Bring this program's share of a block's weights to the L2 cache. first: the block's first row of SLICE; rows: of the block."""
+    LINES: tl.constexpr = 256
+    for line in tl.range(turn * LINES, rows, turns * LINES, num_stages=1):
+        row = line + tl.arange(0, LINES)
+        row = tl.where(row < rows, row, 0)
+        place = w_ptr + (first + row // BLOCK * OUTPUTS + row % BLOCK) * SLICE
+        tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place], dtype=tl.int32, is_pure=False, pack=1)
+
+
 @triton.jit(do_not_specialize=["last_row", "scale", "slope"])
 def sum_convolutions(
-    x, w, x_ptr, out_ptr, table_ptr, bias_ptr, alpha_ptr, real_ptr, extent_ptr, last_row, scale, slope,
+    x, w, x_ptr, w_ptr, out_ptr, table_ptr, bias_ptr, alpha_ptr, real_ptr, extent_ptr, last_row, scale, slope,
     CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, FOLD: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
-    STEP: tl.constexpr, SLICE: tl.constexpr, STAGES: tl.constexpr, BULK: tl.constexpr, PDL: tl.constexpr,
+    STEP: tl.constexpr, SLICE: tl.constexpr, STAGES: tl.constexpr, BULK: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out = (convolutions + residuals + bias) * scale, once per group. Grid: (tiles of positions * OUTPUTS / BLOCK, groups).
 
     x: 16-bit [last_row + 1, CHANNELS], any number of slots, concatenated; out: [any, OUTPUTS] likewise. w: [taps * CHANNELS / SLICE,
     OUTPUTS, SLICE], group after group. BULK: x and w are descriptors of tiles, which the GPU copies as a whole; else addresses.
+    PREFETCH: weights begin to come before the preceding kernel has ended.
     table: int32 [groups, FIELDS], see ``batch.GroupField``. bias: [groups, OUTPUTS], alpha: [any, OUTPUTS], those of a group from the
     row of its number on. real: int8 per position, 0 in gaps. extent: positions in use. FOLD: positions that are one position here; their
     outputs follow each other.
@@ -84,17 +96,21 @@ def sum_convolutions(
     """
     BLOCKS: tl.constexpr = OUTPUTS // BLOCK
     first = tl.program_id(0) // BLOCKS * TILE
-    if first * FOLD >= tl.load(extent_ptr):
+    extent = tl.load(extent_ptr)
+    if first * FOLD >= extent:
         return
-    begin(PDL)
     group = tl.program_id(1)
     table = table_ptr + group * FIELDS
-    position = first + tl.arange(0, TILE)
     block = tl.program_id(0) % BLOCKS * BLOCK
-    output = block + tl.arange(0, BLOCK)
     steps = tl.load(table + TAPS) * (CHANNELS // STEP)
     weights = tl.load(table + WEIGHTS)
+    if PREFETCH:
+        rows = steps * STEP // SLICE * BLOCK
+        _prefetch(w_ptr, weights * OUTPUTS + block, rows, first // TILE, tl.cdiv(extent, TILE * FOLD), OUTPUTS, BLOCK, SLICE)
     parts = _parts(table)
+    begin(PDL)
+    position = first + tl.arange(0, TILE)
+    output = block + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK, TILE], tl.float32)
     rough = steps
     if KIND == "elu":

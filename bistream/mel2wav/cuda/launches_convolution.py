@@ -44,9 +44,12 @@ class SumLaunch:
 
     def __init__(
         self, sums: ConvolutionSums, source: Area, target: Area, uses: Sequence[Sequence[Use]], kind: str = "snake", scale: float = 1.0,
-        slope: float = 0.0, dependent_launch: bool = True, bulk: bool | None = None, tile: Tile | None = None,
+        slope: float = 0.0, dependent_launch: bool = True, bulk: bool | None = None, prefetch: bool = True, tile: Tile | None = None,
     ) -> None:  # fmt: skip
-        """bulk: copy whole tiles; None: where the GPU can, from compute capability 9.0 on. tile: None: the measured default."""
+        """bulk: copy whole tiles; None: where the GPU can, from compute capability 9.0 on. prefetch: with ``dependent_launch`` only.
+
+        tile: None: the measured default.
+        """
         gpu = torch.cuda.get_device_properties(sums.weights.device)
         bulk = gpu.major >= 9 if bulk is None else bulk
         assert source.memory.numel() < 2**31 > target.memory.numel(), "the kernel's places are 32-bit numbers"
@@ -62,7 +65,8 @@ class SumLaunch:
         self._options = {
             "CHANNELS": sums.channels, "OUTPUTS": sums.outputs, "FOLD": sums.fold, "KIND": kind, "TILE": self.tile.positions,
             "BLOCK": self.tile.block, "STEP": self.tile.step, "SLICE": SLICE, "STAGES": self.tile.stages, "BULK": bulk,
-            "PDL": dependent_launch, "num_warps": self.tile.warps, "launch_pdl": dependent_launch,
+            "PREFETCH": prefetch and dependent_launch, "PDL": dependent_launch, "num_warps": self.tile.warps,
+            "launch_pdl": dependent_launch,
         }  # fmt: skip
         x = _folded(source.memory, sums.fold)
         self._factors: tuple[Any, Any] = x, sums.weights
@@ -79,8 +83,8 @@ class SumLaunch:
     def launch(self) -> None:
         sums, target = self._sums, self._target
         kernels_convolution.sum_convolutions[self._grid](
-            *self._factors, self._source.memory, target.memory, self._table, sums.bias, sums.alphas, target.real, target.extent,
-            *self._scalars, **self._options,
+            *self._factors, self._source.memory, sums.weights, target.memory, self._table, sums.bias, sums.alphas, target.real,
+            target.extent, *self._scalars, **self._options,
         )  # fmt: skip
 
 
