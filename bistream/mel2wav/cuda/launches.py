@@ -228,7 +228,7 @@ class VocoderCall:
         gap = out_rows.rate.gap if active is not None else 0
         size = in_rows if conv.up else out_rows
         positions = frames * size.rate.rate + size.rate.extra + (1 if conv.up else 2 * gap)
-        tile = resampling_tile(rows * frames * out_rows.rate.rate, conv.features, conv.channels, self._shared)
+        tile = resampling_tile(rows * frames * out_rows.rate.rate, conv.features, conv.channels, self._shared, span > 0)
         alpha, target = active if active is not None else (self.weights.inverse_basis, out)
         kernels_resampling.convolve[(-(-positions // tile.positions), len(conv.weight) // tile.block, rows)](
             x, conv.weight, conv.bias, self.meta, alpha, out, target, *in_rows.numbers, *out_rows.numbers, conv.taps, conv.dilation,

@@ -58,7 +58,7 @@ class SumLaunch:
         self._target = target
         in_capacity, out_capacity = source.capacity // sums.fold, target.capacity // sums.fold
         self.tile = tile or convolution_tile(
-            out_capacity, sums.outputs, len(uses), sums.exact, gpu.multi_processor_count, gpu.shared_memory_per_block_optin
+            out_capacity, sums.channels, sums.outputs, len(uses), sums.exact, gpu.multi_processor_count, gpu.shared_memory_per_block_optin
         )
         assert out_capacity % self.tile.positions == 0 == sums.outputs % self.tile.block
         self._grid = (out_capacity // self.tile.positions * (sums.outputs // self.tile.block), len(uses))

@@ -15,7 +15,8 @@ WIDE_POSITIONS = 30_000  # from this many positions per call, larger tiles of ``
 class Tile:
     """How a convolution divides its work: [block outputs, positions] for a program, step channels at a time.
 
-    stages: steps in flight. results: of this size that every multiprocessor must get, or a smaller tile is better.
+    stages: steps in flight. results: of this size that every multiprocessor must get, or a smaller tile is better. channels: below these a
+    smaller tile is better, two of which share a multiprocessor: one multiplies while the other one finishes.
     """
 
     block: int
@@ -24,6 +25,7 @@ class Tile:
     stages: int
     warps: int
     results: float = 0.0
+    channels: int = 0
 
     @property
     def shared(self) -> int:
@@ -33,9 +35,9 @@ class Tile:
 
 # largest first
 TILES = (
-    Tile(128, 256, 64, 4, 8, results=0.8),
-    Tile(128, 256, 64, 3, 8, results=0.8),
-    Tile(128, 128, 64, 3, 8, results=1.5),
+    Tile(128, 256, 64, 4, 8, results=0.8, channels=256),
+    Tile(128, 256, 64, 3, 8, results=0.8, channels=256),
+    Tile(128, 128, 64, 3, 4, results=1.5),
     Tile(64, 256, 32, 4, 4, results=2.0),
     Tile(64, 128, 64, 4, 4, results=1.5),
     Tile(64, 128, 64, 3, 4, results=1.5),
@@ -49,21 +51,24 @@ MATRIX_SHARED = 96 * 1024
 SCALAR_TILE = Tile(64, 64, 16, 1, 8)
 
 
-def resampling_tile(positions: int, features: int, channels: int, shared: int) -> Tile:
-    """For ``kernels_resampling.convolve``. positions: of all rows of the call. shared: memory of a program, in bytes."""
-    if shared < MATRIX_SHARED:
-        return replace(SCALAR_TILE, block=min(SCALAR_TILE.block, features))
+def resampling_tile(positions: int, features: int, channels: int, shared: int, is_whole: bool = False) -> Tile:
+    """For ``kernels_resampling.convolve``. positions: of all rows of the call. shared: memory of a program, in bytes. is_whole: a program
+    needs all features."""
     size = 128 if positions >= WIDE_POSITIONS else 64
-    block = min(size, features)
+    block = features if is_whole else min(size, features)
+    if shared < MATRIX_SHARED:
+        return replace(SCALAR_TILE, block=features if is_whole else min(SCALAR_TILE.block, features))
     return Tile(block, size, math.gcd(channels, 64), 3, 8 if size * block > 8192 else 4)
 
 
-def convolution_tile(positions: int, outputs: int, groups: int, is_exact: bool, multiprocessors: int, shared: int) -> Tile:
+def convolution_tile(
+    positions: int, channels: int, outputs: int, groups: int, is_exact: bool, multiprocessors: int, shared: int
+) -> Tile:  # fmt: skip
     """The largest tile that fits the ``shared`` memory of a program and keeps all multiprocessors busy."""
     if shared < MATRIX_SHARED:
         return SCALAR_TILE
     fitting = [tile for tile in (EXACT_TILES if is_exact else TILES) if tile.shared <= shared]
-    fitting = [tile for tile in fitting if outputs % tile.block == 0 == positions % tile.positions]
+    fitting = [tile for tile in fitting if outputs % tile.block == 0 == positions % tile.positions and channels >= tile.channels]
     results = positions * outputs * groups
     busy = [tile for tile in fitting if results >= tile.results * tile.block * tile.positions * multiprocessors]
     return busy[0] if busy else fitting[-1]

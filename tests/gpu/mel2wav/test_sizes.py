@@ -38,6 +38,9 @@ SIZES = {
         base_channels=64, f0_channels=64, resblock_kernel_sizes=(11,), resblock_dilation_sizes=((1, 9),),
         source_resblock_dilation_sizes=((1,), (7,), (2,)),
     ),
+    "longer Fourier transforms": VocoderConfig(
+        base_channels=64, f0_channels=64, istft_n_fft=64, resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1,),)
+    ),
     "one block": VocoderConfig(base_channels=192, f0_channels=80, resblock_kernel_sizes=(7,), resblock_dilation_sizes=((1, 3),)),
 }  # fmt: skip
 HOPS = ((1, 1), (1, 2)) if INTERPRETED else ((30, 12), (50, 20))  # new frames of two sessions
