@@ -35,15 +35,15 @@ SIZES = {
         base_channels=64, f0_channels=64, resblock_kernel_sizes=(3, 5), resblock_dilation_sizes=((1, 2), (2,))
     ),
     "far reach": VocoderConfig(
-        base_channels=64, f0_channels=64, resblock_kernel_sizes=(11,), resblock_dilation_sizes=((1, 9),),
-        source_resblock_dilation_sizes=((1,), (7,), (2,)),
+        base_channels=64, f0_channels=64, resblock_kernel_sizes=(11,), resblock_dilation_sizes=((9,),),
+        source_resblock_kernel_sizes=(3, 3, 3), source_resblock_dilation_sizes=((1,), (7,), (2,)),
     ),
     "longer Fourier transforms": VocoderConfig(
         base_channels=64, f0_channels=64, istft_n_fft=64, resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1,),)
     ),
     "one block": VocoderConfig(base_channels=192, f0_channels=80, resblock_kernel_sizes=(7,), resblock_dilation_sizes=((1, 3),)),
 }  # fmt: skip
-HOPS = ((1, 1), (1, 2)) if INTERPRETED else ((30, 12), (50, 20))  # new frames of two sessions
+HOPS = ((1, 2),) if INTERPRETED else ((30, 12), (50, 20))  # new frames of two sessions
 
 
 def audio(stage: VocoderStage | CudaVocoderStage) -> list[FloatArray]:
