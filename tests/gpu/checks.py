@@ -81,6 +81,9 @@ def assert_close(found: Tensor, exact: Tensor, bound: float) -> None:
 @contextmanager
 def settled() -> Iterator[None]:
     """Around a launch: a kernel with programmatic dependent launch reads its tables before its predecessor has ended."""
+    if INTERPRETED:
+        yield
+        return
     torch.cuda.synchronize()
     yield
     torch.cuda.synchronize()

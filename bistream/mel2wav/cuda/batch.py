@@ -41,27 +41,25 @@ class RateField(IntEnum):
     BEGIN = 3  # first position of the rate in ``memory.Workspace.real``
 
 
-class SegmentField(IntEnum):
-    """The int32 numbers of one convolution of a sum, for ``kernels_convolution.sum_windows``; rows are rows of the activations."""
+class GroupField(IntEnum):
+    """The int32 numbers of a group, a sum of convolutions, for ``kernels_convolution``; rows are rows of the activations."""
 
-    IN_ROW = 0
-    TAPS = 1
-    WRAP = 2
-    DILATION = 3
-    PAD = 4
-    WEIGHT_TILE = 5
-    RESIDUALS = 6  # how many, at most MAX_RESIDUALS
-    RESIDUAL_ROW = 7
-    OUT_ROW = 9  # -1: the sum itself is not stored
-    ACTIVES = 10  # how many, at most MAX_ACTIVES
-    ACTIVE_ROW = 11
-    VALUES = 14  # row of bias and of the first alpha
+    WEIGHTS = 0  # the group's first slice of weights
+    TAPS = 1  # of all its convolutions
+    EXACT_TAP = 2
+    FIRST_TAP = 3  # of each convolution, MOST_PARTS numbers
+    IN_ROW = 6  # of each convolution: what tap 0 would read at position 0, were it one of its own
+    DILATION = 9  # of each convolution
+    RESIDUALS = 12  # how many
+    RESIDUAL_ROW = 13  # MOST_RESIDUALS numbers
+    OUT_ROW = 16  # -1: the sum itself is not stored
+    ACTIVES = 17  # how many
+    ACTIVE_ROW = 18  # MOST_ACTIVES numbers
 
 
 META_NUMBERS = 16
-SEGMENT_NUMBERS = 16
-MAX_RESIDUALS = SegmentField.OUT_ROW - SegmentField.RESIDUAL_ROW
-MAX_ACTIVES = SegmentField.VALUES - SegmentField.ACTIVE_ROW
+MOST_PARTS = MOST_RESIDUALS = MOST_ACTIVES = 3
+GROUP_NUMBERS = GroupField.ACTIVE_ROW + MOST_ACTIVES
 FRAME_GAP = 4  # zeros before, between and after rows of one position per frame: covers the reach of their convolutions
 
 

@@ -7,7 +7,7 @@ Out: ``out`` float32, the due audio, rows concatenated; the next call's state in
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from bistream.mel2wav.cuda import kernels_fourier, kernels_resampling, kernels_source, kernels_state
 from bistream.mel2wav.cuda.batch import FRAME_GAP, Rate, RateField
-from bistream.mel2wav.cuda.launches_convolution import Area, Use, WindowLaunch
+from bistream.mel2wav.cuda.launches_convolution import Area, SumLaunch, Use
 from bistream.mel2wav.cuda.memory import MEL_WIDTH, Workspace, capacity_of
 from bistream.mel2wav.cuda.tuning import resampling_tile
 from bistream.mel2wav.cuda.weights import F0_SCALE, Conv, StageWeights, VocoderWeights
 from bistream.mel2wav.frames import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
 from bistream.mel2wav.hift import HiFT
 from bistream.mel2wav.hop_plan import Bucket
-from bistream.mel2wav.sizes import GAP, MEL_BINS
+from bistream.mel2wav.sizes import MEL_BINS, padded_width, spectrum_width
 from bistream.mel2wav.slotted import STATE_FRAMES, Slots
 
 _LAST_LEAKY_SLOPE = 0.01
@@ -69,6 +69,7 @@ class VocoderCall:
         self.noise_gain = noise_gain
         self.dependent_launch = dependent_launch
         self.meta = workspace.meta[: bucket.rows]
+        self._shared = torch.cuda.get_device_properties(workspace.meta.device).shared_memory_per_block_optin
         self.rate = math.prod(self.config.upsample_rates)
         self.rates = workspace.rates
         self._spectrum = _Rows(Rate(self.rate, 1, 0), bucket.frames * self.rate + 1, 0, 0)
@@ -82,8 +83,8 @@ class VocoderCall:
         numbers[:, RateField.BEGIN] = begins
         self._rate_numbers = torch.from_numpy(numbers).to(workspace.meta.device)
         self._plan_frames()
-        self._sources: list[tuple[Area, list[WindowLaunch]]] = []
-        self._blocks: list[list[WindowLaunch]] = []
+        self._sources: list[tuple[Area, list[SumLaunch]]] = []
+        self._blocks: list[list[SumLaunch]] = []
         for index, stage in enumerate(weights.stages):
             self._plan_stage(index + 1, stage)
 
@@ -106,42 +107,43 @@ class VocoderCall:
         space, config = self.space, self.config
         mel = self._area(space.mel_parts, 0, MEL_WIDTH)
         source = mel
-        self._f0: list[WindowLaunch] = []
+        self._f0: list[SumLaunch] = []
         for index, sums in enumerate(self.weights.f0):
-            target = self._area(space.f0_parts, 0, config.f0_channels)
+            target = self._area(space.f0_parts, 0, padded_width(config.f0_channels))
             read = (0, 1) if index == 0 else ((2, 3) if index % 2 == 0 else (0, 1))
             write = (0, 1) if index % 2 == 0 else (2, 3)
             uses = [[Use(read[0], out=write[0], actives=(write[1],)), Use(read[1])]]
-            self._f0.append(WindowLaunch(sums, source, target, uses, "elu", 1.0 / F0_SCALE))
+            self._f0.append(self._sum(sums, source, target, uses, "elu", 1.0 / F0_SCALE))
             source = target
         self._f0_rows = source.memory[write[0] * source.capacity :]
-        stage_in = self._area(space.stage_in, 0, config.base_channels)
-        self._pre = WindowLaunch(self.weights.pre, mel, stage_in, [[Use(0, out=0)]], "leaky", slope=config.lrelu_slope)
+        stage_in = self._area(space.stage_in, 0, padded_width(config.base_channels))
+        self._pre = self._sum(self.weights.pre, mel, stage_in, [[Use(0, out=0)]], "leaky", slope=config.lrelu_slope)
 
     def _plan_stage(self, index: int, stage: StageWeights) -> None:
         """Launches of the residual blocks: the source's, the last of which adds ``up`` and the others' activations, then the others."""
         config, count = self.config, len(self.config.resblock_kernel_sizes)
-        channels = config.base_channels // 2**index
+        channels = padded_width(config.base_channels // 2**index)
         area, stage_in = self._area(self.space.slots, index, channels), self._area(self.space.stage_in, index, channels)
         launches = []
         for layer, (first, second) in enumerate(stage.source_pairs):
             is_end = layer == len(stage.source_pairs) - 1
-            launches.append(WindowLaunch(first, area, area, [[Use(_ACTIVES[0], actives=_HIDDENS[:1])]]))
+            launches.append(self._sum(first, area, area, [[Use(_ACTIVES[0], actives=_HIDDENS[:1])]]))
             residuals, actives = ((_X, _UP), _ACTIVES[:count]) if is_end else ((_X,), _ACTIVES[:1])
-            launches.append(WindowLaunch(second, area, area, [[Use(_HIDDENS[0], residuals, _X, actives)]]))
+            launches.append(self._sum(second, area, area, [[Use(_HIDDENS[0], residuals, _X, actives)]]))
         self._sources.append((area, launches))
-        launches = []
-        blocks = range(count)
+        launches, streams = [], [_X] * count
         slope = _LAST_LEAKY_SLOPE if index == len(self.rates) - 1 else config.lrelu_slope
-        for layer, (first, second) in enumerate(stage.pairs):
-            streams = [_X] * count if layer == 0 else list(_STREAMS[:count])
-            launches.append(WindowLaunch(first, area, area, [[Use(_ACTIVES[block], actives=(_HIDDENS[block],))] for block in blocks]))
-            if layer < len(stage.pairs) - 1:
-                uses = [[Use(_HIDDENS[block], (streams[block],), _STREAMS[block], (_ACTIVES[block],))] for block in blocks]
-                launches.append(WindowLaunch(second, area, area, uses))
+        for first, second, blocks in stage.layers:
+            launches.append(self._sum(first, area, area, [[Use(_ACTIVES[block], actives=(_HIDDENS[block],))] for block in blocks]))
+            uses = [Use(_HIDDENS[block], (streams[block],), _STREAMS[block], (_ACTIVES[block],)) for block in blocks]
+            if first is stage.layers[-1][0]:
+                launches.append(
+                    self._sum(second, area, stage_in, [[replace(use, out=0, actives=()) for use in uses]], "leaky", 1.0 / count, slope)
+                )
             else:
-                last = [Use(_HIDDENS[block], (streams[block],), 0) for block in blocks]
-                launches.append(WindowLaunch(second, area, stage_in, [last], "leaky", 1.0 / count, slope))
+                launches.append(self._sum(second, area, area, [[use] for use in uses]))
+            for block in blocks:
+                streams[block] = _STREAMS[block]
         self._blocks.append(launches)
 
     def _gather(self) -> None:
@@ -150,7 +152,7 @@ class VocoderCall:
             self.slots.mel, space.new_mel, space.new_mel.shape[1], self.meta, space.mel, space.mel_parts, frames, self._capacities[0],
             STATE=STATE_FRAMES, BINS=MEL_BINS, WIDTH=MEL_WIDTH, GAP=FRAME_GAP, TILE=8, **self._options(4),
         )  # fmt: skip
-        most = frames * self.rate + 1 + 2 * GAP
+        most = frames * self.rate + 1 + 2 * self.rates[-1].gap
         kernels_state.mark_real[(-(-most // 1024), rows, len(self.rates))](
             self.meta, space.real, self._rate_numbers, TILE=1024, **self._options(4)
         )
@@ -163,8 +165,8 @@ class VocoderCall:
             launch.launch()
         classifier = self.hift.f0_predictor.classifier
         kernels_source.classify_f0[(-(-frames // 8), rows)](
-            self._f0_rows, classifier.weight, classifier.bias, self.meta, space.f0, frames, self._capacities[0],
-            WIDTH=config.f0_channels, GAP=FRAME_GAP, TILE=8, **self._options(4),
+            self._f0_rows, self.weights.classifier, classifier.bias, self.meta, space.f0, frames, self._capacities[0],
+            WIDTH=padded_width(config.f0_channels), GAP=FRAME_GAP, TILE=8, **self._options(4),
         )  # fmt: skip
         kernels_source.follow_phase[(harmonics, rows)](
             space.f0, source.overtones, self.meta, self.slots.phase, space.advance, space.phase, frames, 1.0 / config.sampling_rate,
@@ -177,7 +179,8 @@ class VocoderCall:
         )  # fmt: skip
         kernels_fourier.transform[(-(-(frames * self.rate + 1) // 64), rows)](
             space.source, self.weights.forward_basis, self.meta, space.spectrum, frames * SAMPLES_PER_MEL_FRAME, frames * self.rate + 1,
-            SAMPLES=SAMPLES_PER_MEL_FRAME, HOP=config.istft_hop_len, SPAN=config.istft_n_fft, WIDTH=32, TILE=64, **self._options(4),
+            SAMPLES=SAMPLES_PER_MEL_FRAME, HOP=config.istft_hop_len, SPAN=config.istft_n_fft, WIDTH=spectrum_width(config), TILE=64,
+            **self._options(4),
         )  # fmt: skip
 
     def _decode(self) -> None:
@@ -225,14 +228,17 @@ class VocoderCall:
         gap = out_rows.rate.gap if active is not None else 0
         size = in_rows if conv.up else out_rows
         positions = frames * size.rate.rate + size.rate.extra + (1 if conv.up else 2 * gap)
-        tile, block = resampling_tile(rows * frames * out_rows.rate.rate, conv.features)
+        tile = resampling_tile(rows * frames * out_rows.rate.rate, conv.features, conv.channels, self._shared, span > 0)
         alpha, target = active if active is not None else (self.weights.inverse_basis, out)
-        kernels_resampling.convolve[(-(-positions // tile), len(conv.weight) // block, rows)](
+        kernels_resampling.convolve[(-(-positions // tile.positions), len(conv.weight) // tile.block, rows)](
             x, conv.weight, conv.bias, self.meta, alpha, out, target, *in_rows.numbers, *out_rows.numbers, conv.taps, conv.dilation,
             conv.stride, conv.pad, conv.crop, _MAX_MAGNITUDE, CHANNELS=conv.channels, FEATURES=conv.features, UP=conv.up,
-            REFLECT=int(repeats_first), GAP=gap, SPAN=span, TILE=tile, BLOCK=block, STEP=math.gcd(conv.channels, 64), STAGES=3,
-            **self._options(8 if tile * block > 8192 else 4),
+            REFLECT=int(repeats_first), GAP=gap, SPAN=span, TILE=tile.positions, BLOCK=tile.block, STEP=tile.step, STAGES=tile.stages,
+            **self._options(tile.warps),
         )  # fmt: skip
+
+    def _sum(self, *arguments: Any, **options: Any) -> SumLaunch:
+        return SumLaunch(*arguments, **options, dependent_launch=self.dependent_launch)
 
     def _options(self, warps: int) -> dict[str, Any]:
         return {"PDL": self.dependent_launch, "num_warps": warps, "launch_pdl": self.dependent_launch}

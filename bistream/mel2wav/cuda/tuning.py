@@ -1,58 +1,74 @@
-"""Tile sizes and work per program of each kernel. They change speed only. No torch.
+"""Tile sizes of each kernel. They change speed only. No torch.
 
 Chosen by measurement on one H200 at full size; ``docs/log/gpu.md`` has the numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
+import math
+from dataclasses import dataclass, replace
 
 WIDE_POSITIONS = 30_000  # from this many positions per call, larger tiles of ``convolve`` pay off
-TILE_POSITIONS = (256, 128, 64)
-# for tiles of 256 positions: cost of a product, and bandwidth of a multiprocessor while all of them load
-_PRODUCT_CYCLES, _PRODUCT_BYTES, _WINDOW_BYTES, _BYTES_PER_CYCLE = 512, 8192, 36_864, 24
-_LIVE = 0.9  # typical share of a call's capacity that is in use
 
 
-def resampling_tile(positions: int, features: int) -> tuple[int, int]:
-    """Positions and outputs of a program of ``kernels_resampling.convolve``. positions: of all rows of the call."""
-    return (128, min(128, features)) if positions >= WIDE_POSITIONS else (64, min(64, features))
+@dataclass(frozen=True)
+class Tile:
+    """How a convolution divides its work: [block outputs, positions] for a program, step channels at a time.
 
-
-def tile_positions(results: int, multiprocessors: int) -> int:
-    """The largest tile that gives every multiprocessor two results or more. results: positions times blocks of 64 channels."""
-    fitting = [size for size in TILE_POSITIONS if results // size >= 2 * multiprocessors]
-    return fitting[0] if fitting else TILE_POSITIONS[-1]
-
-
-def window_share(tiles: int, blocks: int, panels: int, products: Sequence[int], programs: int) -> int:
-    """How many successive results use the same windows: few balance the programs, many save traffic. For tiles of 256 positions.
-
-    products: of 64 channels by 64 channels, per result of each group.
+    stages: steps in flight. results: of this size that every multiprocessor must get, or a smaller tile is better. channels: below these a
+    smaller tile is better, two of which share a multiprocessor: one multiplies while the other one finishes.
     """
-    live = round(tiles * _LIVE)
-    times: dict[int, float] = {}
-    for share in range(1, blocks + 1):
-        if blocks % share:
-            continue
-        units = live * (blocks // share)
-        busy = np.zeros(programs)
-        for group, count in enumerate(products):
-            first = (np.arange(programs) - group * units) % programs
-            traffic = (share * count * _PRODUCT_BYTES + panels * _WINDOW_BYTES) / _BYTES_PER_CYCLE
-            busy += np.maximum(-(-(units - first) // programs), 0) * max(share * count * _PRODUCT_CYCLES, traffic)
-        times[share] = float(busy.max())
-    return min(times, key=lambda share: times[share])
+
+    block: int
+    positions: int
+    step: int
+    stages: int
+    warps: int
+    results: float = 0.0
+    channels: int = 0
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: steps in flight in the sum, then a result on its way to memory, in 16 bit."""
+        return 2 * max(self.stages * self.step * (self.block + self.positions), self.block * self.positions)
 
 
-def shared_memory(size: int, shared_panels: int) -> dict[str, int]:
-    """How the 227 kB of shared memory are divided."""
-    if size == 64:
-        return {"ROWS": 128, "WINDOWS": 6, "SLOTS": 8, "STAGES": 2}
-    if size == 128:
-        return {"ROWS": 192, "WINDOWS": 4, "SLOTS": 8, "STAGES": 2}
-    if shared_panels > 2:  # all panels stay resident for all results that share them
-        return {"ROWS": 320, "WINDOWS": 4, "SLOTS": 4, "STAGES": 1}
-    return {"ROWS": 320, "WINDOWS": 3, "SLOTS": 5, "STAGES": 2}
+# largest first
+TILES = (
+    Tile(128, 256, 64, 4, 8, results=0.8, channels=256),
+    Tile(128, 256, 64, 3, 8, results=0.8, channels=256),
+    Tile(128, 128, 64, 3, 4, results=1.5),
+    Tile(64, 256, 32, 4, 4, results=2.0),
+    Tile(64, 128, 64, 4, 4, results=1.5),
+    Tile(64, 128, 64, 3, 4, results=1.5),
+    Tile(64, 64, 64, 4, 4, results=1.0),
+    Tile(64, 32, 64, 4, 4),
+)
+# with two sums in registers
+EXACT_TILES = (Tile(128, 128, 64, 3, 8, results=1.0), Tile(64, 64, 64, 4, 4, results=1.0), Tile(64, 32, 64, 4, 4))
+# GPUs with less shared memory (64 KiB: compute capability 7.5) have no matrix instructions that Triton uses: factors are held in registers
+MATRIX_SHARED = 96 * 1024
+SCALAR_TILE = Tile(64, 64, 16, 1, 8)
+
+
+def resampling_tile(positions: int, features: int, channels: int, shared: int, is_whole: bool = False) -> Tile:
+    """For ``kernels_resampling.convolve``. positions: of all rows of the call. shared: memory of a program, in bytes. is_whole: a program
+    needs all features."""
+    size = 128 if positions >= WIDE_POSITIONS else 64
+    block = features if is_whole else min(size, features)
+    if shared < MATRIX_SHARED:
+        return replace(SCALAR_TILE, block=features if is_whole else min(SCALAR_TILE.block, features))
+    return Tile(block, size, math.gcd(channels, 64), 3, 8 if size * block > 8192 else 4)
+
+
+def convolution_tile(
+    positions: int, channels: int, outputs: int, groups: int, is_exact: bool, multiprocessors: int, shared: int
+) -> Tile:  # fmt: skip
+    """The largest tile that fits the ``shared`` memory of a program and keeps all multiprocessors busy."""
+    if shared < MATRIX_SHARED:
+        return SCALAR_TILE
+    fitting = [tile for tile in (EXACT_TILES if is_exact else TILES) if tile.shared <= shared]
+    fitting = [tile for tile in fitting if outputs % tile.block == 0 == positions % tile.positions and channels >= tile.channels]
+    results = positions * outputs * groups
+    busy = [tile for tile in fitting if results >= tile.results * tile.block * tile.positions * multiprocessors]
+    return busy[0] if busy else fitting[-1]

@@ -32,9 +32,11 @@ if not torch.cuda.is_available():
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 RELEASED = CheckpointConfig()
-ODD = CheckpointConfig(  # sizes that our kernels do not support
-    vocoder=VocoderConfig(base_channels=96, f0_channels=48, resblock_kernel_sizes=(3, 5), resblock_dilation_sizes=((1, 2), (2,)))
-)
+ODD = CheckpointConfig(  # more residual blocks than our kernels support, and of unequal depth
+    vocoder=VocoderConfig(
+        base_channels=96, f0_channels=48, resblock_kernel_sizes=(3, 5, 7, 3), resblock_dilation_sizes=((1, 2), (2,), (1,), (3,))
+    )
+)  # fmt: skip
 SESSIONS = 70
 FLOAT16_DB = 45.0
 REPEAT_DB = 80.0  # the same kernels twice; cuDNN may sum in any order
