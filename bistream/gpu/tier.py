@@ -1,7 +1,7 @@
-"""Chooses the tier of code that computes a network: our own kernels, recorded PyTorch graphs, or plain PyTorch. Nothing else decides it.
+"""Chooses the tier of code that computes a network: our own kernels, recorded graphs, or plain PyTorch. Nothing else decides it.
 
 ``kernels``  our Triton and Gluon kernels in recorded CUDA graphs, on GPUs of compute capability 9.0 (Hopper), with Triton 3.6
-``graphs``   library code in recorded CUDA graphs, on every CUDA GPU and for every network size
+``graphs``   library code, plain Triton kernels or both in recorded CUDA graphs, on every CUDA GPU that a stage's needs admit
 ``plain``    the PyTorch networks: for the CPU, for float32, and as the reference that the other tiers are tested against
 
 The parameter ``kernels`` requests one of them; ``auto`` takes the first that can serve.
@@ -35,7 +35,7 @@ class Tier(Enum):
 
 _NAMES = {
     Tier.KERNELS: "own kernels in recorded CUDA graphs",
-    Tier.GRAPHS: "recorded PyTorch graphs",
+    Tier.GRAPHS: "recorded graphs",
     Tier.PLAIN: "plain PyTorch",
 }
 

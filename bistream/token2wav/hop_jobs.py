@@ -17,6 +17,7 @@ from bistream.errors import BistreamError, InvalidInputError
 from bistream.token2wav.renderer import Rendering, SpeechRenderer
 from bistream.types import FloatArray, VoicePrompt
 
+LARGEST_NUMBER = 1000.0  # of a log-mel or an embedding: what networks compute from larger ones overflows
 MAX_HOP_TOKENS = 250  # 10 s; the hop policy sends at most half of it
 
 
@@ -80,13 +81,13 @@ class HopJob:
 
 
 def check_prompt(renderer: SpeechRenderer, prompt: VoicePrompt) -> None:
-    """Raises ``InvalidInputError`` unless the renderer takes the prompt and its numbers are finite."""
+    """Raises ``InvalidInputError`` unless the renderer takes the prompt and its numbers are those of a recording."""
     if prompt.speech_tokens.ndim != 1:
         raise InvalidInputError(f"prompt_speech_tokens has shape {list(prompt.speech_tokens.shape)}; it must be one-dimensional.")
     renderer.check_prompt(prompt)
     for name, values in (("prompt_speech_feat", prompt.speech_feat), ("prompt_spk_embedding", prompt.speaker_embedding)):
-        if not np.isfinite(values).all():
-            raise InvalidInputError(f"{name} contains NaN or infinity; check the reference recording.")
+        if not (np.abs(values) <= LARGEST_NUMBER).all():  # false for NaN
+            raise InvalidInputError(f"{name} contains NaN or numbers beyond ±{LARGEST_NUMBER:g}; check the reference recording.")
 
 
 def check_hop(renderer: SpeechRenderer, hop: Token2WavHop) -> None:

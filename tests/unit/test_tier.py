@@ -47,7 +47,7 @@ def test_every_other_gpu_runs_graphs_and_logs_why(
     with caplog.at_level(logging.INFO):
         choice = choose_tier("flow", "auto", GPU, torch.float16)
     assert choice.tier is Tier.GRAPHS
-    assert caplog.messages == ["flow: recorded PyTorch graphs on NVIDIA Test (own kernels need compute capability 9.0)"]
+    assert caplog.messages == ["flow: recorded graphs on NVIDIA Test (own kernels need compute capability 9.0)"]
 
 
 def test_other_sizes_run_graphs_on_a_hopper_gpu(capability: list[tuple[int, int]]) -> None:
@@ -59,3 +59,13 @@ def test_other_sizes_run_graphs_on_a_hopper_gpu(capability: list[tuple[int, int]
 def test_a_tier_that_the_device_does_not_support_is_an_error(wish: str) -> None:
     with pytest.raises(ConfigError, match=f"Parameter 'kernels' is '{wish}', but flow: recorded graphs need a CUDA GPU; set it to auto."):
         choose_tier("flow", wish, CPU, torch.float32)
+
+
+@pytest.mark.parametrize("wish", ["auto", "kernels", "graphs"])
+@pytest.mark.parametrize("found", [(8, 0), (9, 0)])
+def test_a_stage_whose_graphs_launch_its_kernels_has_one_tier_on_a_gpu(
+    capability: list[tuple[int, int]], found: tuple[int, int], wish: str
+) -> None:
+    capability[0] = found
+    choice = choose_tier("language model", wish, GPU, torch.bfloat16, fastest=Tier.GRAPHS)
+    assert choice.tier is Tier.GRAPHS and choice.reasons == ()

@@ -18,7 +18,7 @@ from triton.runtime import driver
 
 from bistream.gpu.compile_ahead import wanted_by
 from bistream.mel2wav.cuda import runner
-from bistream.mel2wav.hop_plan import BUCKETS
+from bistream.mel2wav.hop_plan import BUCKETS, Bucket
 from tests.unit.test_graph_kernel_compilation import SHARED_KIB, AnyGpu, compiled
 from tests.unit.test_kernel_compilation import no_gpu, vocoder
 
@@ -39,5 +39,5 @@ def test_they_compile_and_fit(capability: int, monkeypatch: pytest.MonkeyPatch) 
         assert compiled(one).metadata.shared <= SHARED_KIB[capability] * 1024, one.name
 
 
-def size_of(bucket: runner.Bucket) -> int:
+def size_of(bucket: Bucket) -> int:
     return bucket.rows * bucket.frames

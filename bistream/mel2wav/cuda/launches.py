@@ -69,7 +69,8 @@ class VocoderCall:
         self.noise_gain = noise_gain
         self.dependent_launch = dependent_launch
         self.meta = workspace.meta[: bucket.rows]
-        self._shared = torch.cuda.get_device_properties(workspace.meta.device).shared_memory_per_block_optin
+        gpu: Any = torch.cuda.get_device_properties(workspace.meta.device)
+        self._shared = int(gpu.shared_memory_per_block_optin)
         self.rate = math.prod(self.config.upsample_rates)
         self.rates = workspace.rates
         self._spectrum = _Rows(Rate(self.rate, 1, 0), bucket.frames * self.rate + 1, 0, 0)
@@ -238,7 +239,7 @@ class VocoderCall:
         )  # fmt: skip
 
     def _sum(self, *arguments: Any, **options: Any) -> SumLaunch:
-        return SumLaunch(*arguments, **options, dependent_launch=self.dependent_launch)
+        return SumLaunch(*arguments, **(options | {"dependent_launch": self.dependent_launch}))
 
     def _options(self, warps: int) -> dict[str, Any]:
         return {"PDL": self.dependent_launch, "num_warps": warps, "launch_pdl": self.dependent_launch}

@@ -50,7 +50,7 @@ class SumLaunch:
 
         tile: None: the measured default.
         """
-        gpu = torch.cuda.get_device_properties(sums.weights.device)
+        gpu: Any = torch.cuda.get_device_properties(sums.weights.device)
         bulk = gpu.major >= 9 if bulk is None else bulk
         assert source.memory.numel() < 2**31 > target.memory.numel(), "the kernel's places are 32-bit numbers"
         self._sums = sums

@@ -171,7 +171,7 @@ def _padded(values: Tensor, *sizes: int) -> Tensor:
 def _spectrum_conv(conv: nn.Conv1d, dtype: torch.dtype, bins: int, width: int) -> Conv:
     """Log magnitudes in the first half of the outputs, phases in the second one."""
     plain = _conv(conv, dtype, conv.out_channels, padded_width(conv.in_channels))
-    halves = (plain.weight.unflatten(0, (2, bins)), plain.bias.unflatten(0, (2, bins)))
+    halves = (plain.weight.reshape(2, bins, *plain.weight.shape[1:]), plain.bias.reshape(2, bins))
     weight, bias = _padded(halves[0], width // 2, *plain.weight.shape[1:]).flatten(0, 1), _padded(halves[1], width // 2).flatten()
     return Conv(weight.contiguous(), bias, width, plain.dilation, plain.stride, plain.pad)
 

@@ -60,7 +60,7 @@ def pack_sums(
     slices = []
     for group in groups:
         matrix = torch.cat([weight.flatten(1) for weight, _ in group], dim=1)
-        slices.append(matrix.unflatten(1, (-1, SLICE)).transpose(0, 1).to(dtype))
+        slices.append(matrix.reshape(len(matrix), -1, SLICE).transpose(0, 1).to(dtype))
     return ConvolutionSums(
         weights=torch.cat(slices),
         firsts=[sum(map(len, slices[:index])) for index in range(len(slices))],

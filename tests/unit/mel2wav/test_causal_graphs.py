@@ -223,7 +223,7 @@ def test_every_cuda_gpu_gets_recorded_graphs(monkeypatch: pytest.MonkeyPatch, ca
     with caplog.at_level("INFO"):
         choice = vocoder_tier(RuntimeConfig(device="cuda"), CAUSAL_CHECKPOINT)
     assert choice.tier is Tier.GRAPHS
-    assert caplog.messages[0].startswith("vocoder: recorded PyTorch graphs on a GPU (own kernels need compute capability 9.0; ")
+    assert caplog.messages[0].startswith("vocoder: recorded graphs on a GPU (own kernels need compute capability 9.0; ")
     assert "own kernels need a vocoder of symmetric convolutions" in caplog.messages[0]
     with pytest.raises(ConfigError, match="symmetric"):
         vocoder_tier(RuntimeConfig(device="cuda", kernels="kernels"), CAUSAL_CHECKPOINT)

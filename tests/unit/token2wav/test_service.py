@@ -327,6 +327,7 @@ def test_bad_requests_leave_the_session_unchanged(rig: Rig) -> None:
         ({"speech_tokens": np.zeros((1, 4), np.int32)}, "prompt_speech_tokens"),
         ({"speech_feat": np.zeros((7, 80), np.float32)}, "prompt_speech_feat"),
         ({"speech_feat": np.full((8, 80), np.nan, np.float32)}, "prompt_speech_feat"),
+        ({"speech_feat": np.full((8, 80), 1e30, np.float32)}, "prompt_speech_feat"),
         ({"speaker_embedding": np.zeros(191, np.float32)}, "prompt_spk_embedding"),
         ({"speaker_embedding": np.full(192, np.inf, np.float32)}, "prompt_spk_embedding"),
     ],
