@@ -51,6 +51,7 @@ class RuntimeConfig:
     max_session_tokens: int = 4096  # positions (prompt, text and speech) per session; reserved when it starts
     flow_state_mb: int = 0  # byte budget of the flow's resident state; 0: 30 s of audio per session, at most 70 % of the available memory
     left_context_chunks: int = 0  # flow attends to this many chunks to its left; 0: unlimited, as the reference
+    solver_steps: int = 0  # Euler steps of the flow: fewer cost less time and memory, and are less exact; 0: the checkpoint's (10)
     flow_context_s: float = 300.0  # seconds, voice included, that the flow of a session knows; then it forgets the older half of the speech
     admission_load: float = 0.0  # promised over possible audio seconds per second, above which starts are refused; 0: no such limit
     reserved_speech_s: float = 0.0  # speech for which a start must find flow state; 0: as long as it is expected to be
@@ -124,6 +125,8 @@ class RuntimeConfig:
         _check(is_hop, "first_hop_tokens", self.first_hop_tokens, "0 (the family's) or a number from 6 to 100")
         _check(0 <= self.first_lookahead_tokens <= 67, "first_lookahead_tokens", self.first_lookahead_tokens, "a number from 0 to 67")
         _check(1 <= self.flow_context_s <= 300, "flow_context_s", self.flow_context_s, "a number from 1 to 300")
+        is_count = self.solver_steps == 0 or 3 <= self.solver_steps <= 10
+        _check(is_count, "solver_steps", self.solver_steps, "0 (the checkpoint's) or a number from 3 to 10")
         _check(self.num_threads >= 0, "num_threads", self.num_threads, "0 or more")
         _check(1 <= self.max_hop_chunks <= 8, "max_hop_chunks", self.max_hop_chunks, "a number from 1 to 8")
         _check(0 <= self.idle_pause <= 20, "idle_pause", self.idle_pause, "a number from 0 (never) to 20")

@@ -69,11 +69,13 @@ def measured_once(kind: str, facts: Fingerprint, measure: Callable[[], Sequence[
     return found
 
 
-def facts_of(model_dir: str | Path, names: Iterable[str], device: torch.device, dtype: torch.dtype) -> Fingerprint:
-    """On what a measurement depends: these files (those that are there), where it is made, and what makes it."""
+def facts_of(model_dir: str | Path, names: Iterable[str], device: torch.device, dtype: torch.dtype, **more: str) -> Fingerprint:
+    """On what a measurement depends: these files (those that are there), where it is made, what makes it, and what else is told."""
     folder = Path(model_dir)
     files = files_hash(folder, [name for name in names if (folder / name).is_file()])
-    return Fingerprint({"files": files, "device": device_name(device), "dtype": str(dtype), "code": code_hash(), **versions("torch")})
+    return Fingerprint(
+        {"files": files, "device": device_name(device), "dtype": str(dtype), "code": code_hash(), **versions("torch"), **more}
+    )
 
 
 def ratio_db(exact: Tensor, found: Tensor) -> float:

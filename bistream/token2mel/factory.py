@@ -87,7 +87,8 @@ def make_runner(tier: Tier, config: RuntimeConfig, network: FlowModel, pages: St
         runner.record()
         return runner
     assert isinstance(network, FlowNetwork) and isinstance(pages, FlowPages)
-    facts = facts_of(config.model_dir, (unet_weights.FILE_NAME, *YAML_NAMES), network.device, network.dtype)
+    files, steps = (unet_weights.FILE_NAME, *YAML_NAMES), str(network.config.n_timesteps)
+    facts = facts_of(config.model_dir, files, network.device, network.dtype, solver_steps=steps)
     return _recorded_runner(tier, network, pages, left, interruptible, facts)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.processes.start_phases import phase
@@ -19,6 +21,8 @@ def load_renderer(config: RuntimeConfig, session_s: float | None = None) -> Spee
             from bistream.token2wav.codec_renderer import CodecRenderer  # noqa: PLC0415  (loads torch)
 
         return CodecRenderer.load(config)
+    if config.solver_steps:
+        checkpoint = replace(checkpoint, flow=replace(checkpoint.flow, n_timesteps=config.solver_steps))
     sizes = sizes_of(checkpoint)
     with phase("flow and vocoder imported"):
         from bistream.token2wav.speech_stages import SpeechStages  # noqa: PLC0415  (loads torch)

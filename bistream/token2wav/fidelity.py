@@ -61,7 +61,9 @@ def within_bounds(config: RuntimeConfig, checkpoint: CheckpointConfig) -> tuple[
 
     chosen = []
     with phase("do flow and vocoder bear 16 bit"):
-        found = measured_once("token2wav", facts_of(config.model_dir, _FILES, device, flow_dtype), measure_both)
+        found = measured_once(
+            "token2wav", facts_of(config.model_dir, _FILES, device, flow_dtype, solver_steps=str(checkpoint.flow.n_timesteps)), measure_both
+        )
     for fidelity in found:
         fidelity.report()
         chosen.append(config if fidelity.is_enough else replace(config, dtype="float32", kernels="plain"))

@@ -46,6 +46,8 @@ def test_defaults_survive_a_round_trip_through_strings() -> None:
         ("drain_timeout_s", "inf"),
         ("min_reference_s", "31"),
         ("first_hop_tokens", "5"),
+        ("solver_steps", "2"),
+        ("solver_steps", "11"),
     ],
 )
 def test_an_unknown_key_or_value_is_an_error_that_names_both(key: str, value: str) -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.checkpoints.config import CheckpointConfig, FlowConfig
+from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import (
     BistreamError,
@@ -713,6 +714,22 @@ def test_with_real_networks(tiny_model_dir: Path, most: int) -> None:
     service.close()
     stages.flow.check_integrity()
     assert stages.flow.pool.available == stages.flow.pool.total
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_solver_steps_decide_the_speech_and_its_state(tiny_model_dir: Path) -> None:
+    config = RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", flow_state_mb=64, max_sessions=2)
+    usual = read_config(tiny_model_dir).flow.n_timesteps
+    heard, page_bytes = {}, {}
+    for steps in (0, usual, usual + 1):
+        stages = load_renderer(replace(config, solver_steps=steps))
+        assert isinstance(stages, SpeechStages)
+        page_bytes[steps] = stages.flow.page_bytes
+        service = Token2Wav(config, renderer=stages)
+        heard[steps] = service.hop(Token2WavHop("a", tuple(range(100, 130)), True, prompt(20), seed=3)).result(TIMEOUT_S)
+        service.close()
+    assert np.array_equal(heard[0], heard[usual]) and not np.array_equal(heard[0], heard[usual + 1])
+    assert page_bytes[0] == page_bytes[usual] < page_bytes[usual + 1]
 
 
 def test_a_vocoder_that_cannot_open_leaves_nothing_open_in_the_flow(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,8 @@ FIELDS = tl.constexpr(NUM_FIELDS)
 SLOT = tl.constexpr(int(RowField.SLOT))
 POSITION = tl.constexpr(int(RowField.POSITION))
 ORDER = tl.constexpr(int(RowField.ORDER))
-WARPS = tl.constexpr(4)  # affects results, as SPLIT does
+WARP_COUNT = 4  # affects results, as SPLIT does
+WARPS = tl.constexpr(WARP_COUNT)
 HIDDEN_SCORE = tl.constexpr(-1e30)
 
 

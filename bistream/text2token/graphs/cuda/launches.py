@@ -24,6 +24,7 @@ from bistream.text2token.graphs.cuda import (
     kernels_rows,
     kernels_sampler,
     kernels_turns,
+    pieces_linear,
 )
 from bistream.text2token.graphs.tuning import CHUNK_UNIT, Gpu, Tiles, Tuning, tile_for
 from bistream.text2token.graphs.weights import GraphWeights, LayerTensors
@@ -31,16 +32,13 @@ from bistream.text2token.kv_cache import PagedCache
 from bistream.text2token.sampler import SamplerState
 
 ROW_TILE = 128  # the largest tile of rows; buffers have a multiple of it
-FEW = 16  # rows of a program for few rows
-CHUNKS = 8
-ATTENTION_WARPS = 4
 ATTENTION_SPLIT = 64  # positions of a warp's split; it decides results
 SHRINK_FLOAT16 = 1 / 16  # of the residual stream's 16-bit copy: float16 ends at 65504
 
 
 def chunk_columns(columns: int) -> int:
-    """Columns of K whose products one sum holds; there are at most ``CHUNKS``. It decides results, and so nothing else may change it."""
-    return -(-columns // (CHUNKS * CHUNK_UNIT)) * CHUNK_UNIT
+    """Columns of K whose products one sum holds: of so many sums at most. It decides results, so it depends on nothing else."""
+    return -(-columns // (pieces_linear.CHUNK_COUNT * CHUNK_UNIT)) * CHUNK_UNIT
 
 
 class StepBuffers:
@@ -61,9 +59,9 @@ class StepBuffers:
         self.query = zeros(rows, hidden, dtype=dtype)
         self.attended = zeros(rows, hidden, dtype=dtype)
         self.hidden = zeros(rows, config.intermediate_size, dtype=dtype)
-        self.parts = zeros(CHUNKS, rows, hidden)  # sums of the down projection's chunks
-        self.most_parts = _tiles(positions, ATTENTION_WARPS * ATTENTION_SPLIT)  # of a row
-        width = self.most_parts * ATTENTION_WARPS * config.num_attention_heads * (config.head_size + 4)
+        self.parts = zeros(pieces_linear.CHUNK_COUNT, rows, hidden)  # sums of the down projection's chunks
+        self.most_parts = _tiles(positions, kernels_attention.WARP_COUNT * ATTENTION_SPLIT)  # of a row
+        width = self.most_parts * kernels_attention.WARP_COUNT * config.num_attention_heads * (config.head_size + 4)
         self.attention_parts = zeros(min(rows, split_rows), width)
         self.arrived = zeros(rows, config.num_key_value_heads, dtype=torch.int32)  # programs that have finished their parts
         self.scores = zeros(rows, len(weights.head_bias))
@@ -110,7 +108,7 @@ class StepKernels:
         self._run(
             kernels_rows.begin_rows, (len(fields),), fields, self.state.last_id, self.weights.embedding, buffers.x, buffers.xb,
             buffers.squares, HIDDEN=hidden, WIDTH=_power(hidden), NORMS=norms, NORMS_WIDTH=_power(norms), MAX_ROWS=buffers.max_rows,
-            SHRINK=self._shrink,            warps=4, is_first=True,
+            SHRINK=self._shrink, warps=4, is_first=True,
         )  # fmt: skip
 
     def qkv(self, index: int, tensors: LayerTensors, fields: Tensor) -> None:
@@ -132,7 +130,7 @@ class StepKernels:
             kernels_attention.attend_rows, (config.num_key_value_heads, len(fields), programs), buffers.query, *self.cache.layer(index),
             fields, self.table, self.table.stride(0), buffers.attention_parts, buffers.arrived, buffers.attended, **self._heads,
             SHARE=config.num_attention_heads // config.num_key_value_heads, SPLIT=ATTENTION_SPLIT, PROGRAMS=programs,
-            MOST_PARTS=buffers.most_parts, SCALE=math.log2(math.e) / config.head_size**0.5, warps=ATTENTION_WARPS,
+            MOST_PARTS=buffers.most_parts, SCALE=math.log2(math.e) / config.head_size**0.5, warps=kernels_attention.WARP_COUNT,
         )  # fmt: skip
 
     def output(self, index: int, tensors: LayerTensors, rows: int) -> None:
@@ -215,7 +213,13 @@ class StepKernels:
         chunk = chunk_columns(columns)
         common: dict[str, Any] = {"K": columns, "CHUNK": chunk, "IS_FEW": is_few}
         if is_few:
-            return common | {"ROWS": FEW, "FEATURES": few_features, "STEP": chunk, "STAGES": 1, "warps": CHUNKS}
+            return common | {
+                "ROWS": pieces_linear.FEW_COUNT,
+                "FEATURES": few_features,
+                "STEP": chunk,
+                "STAGES": 1,
+                "warps": pieces_linear.CHUNK_COUNT,
+            }
         tile = tile_for(tiles, rows, self._gpu)
         step = math.gcd(tile.step, columns)
         return common | {"ROWS": tile.rows, "FEATURES": tile.features, "STEP": step, "STAGES": tile.stages, "warps": tile.warps}

@@ -15,8 +15,9 @@ import triton.language as tl
 
 from bistream.gpu.arithmetic import add_in_order, squares
 
-CHUNKS = tl.constexpr(8)  # the most chunks of K: the warps of a program for few rows
-FEW = tl.constexpr(16)  # rows of the matrix instruction
+CHUNK_COUNT = 8  # the most chunks of K: the warps of a program for few rows
+FEW_COUNT = 16  # rows of such a program: those of the matrix instruction
+CHUNKS, FEW = tl.constexpr(CHUNK_COUNT), tl.constexpr(FEW_COUNT)
 
 
 @triton.jit
