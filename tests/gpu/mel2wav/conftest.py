@@ -16,7 +16,7 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return
     from bistream.gpu import arithmetic  # noqa: PLC0415  (imports triton)
     from bistream.mel2wav.cuda import kernels_convolution, kernels_resampling  # noqa: PLC0415
-    from tests.gpu.mel2wav import plain_instructions  # noqa: PLC0415
+    from tests.gpu import plain_instructions  # noqa: PLC0415
 
     gpu = SimpleNamespace(multi_processor_count=1, shared_memory_per_block_optin=99 * 1024, major=8)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)

@@ -1,4 +1,7 @@
-"""The step's kernels against its plain form in float32: every tile, any mix of rows, any size of network."""
+"""The step's kernels against its plain form in float32: every tile, any mix of rows, any size of network.
+
+Without a GPU, in Triton's interpreter (``tests/gpu/token2mel/test_dit_kernels.py`` says how): ``-k interpreted``.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ import torch
 
 from bistream.text2token.graphs.runner import BLOCK_SIZE
 from bistream.text2token.sequence import Segment
-from tests.gpu.checks import Draw, poison
+from tests.gpu.checks import INTERPRETED, Draw, poison
 from tests.gpu.text2token.bench import CONFIGS, POSITIONS, SLOTS, fields_of, step_bench, turned_back
 
 pytest.importorskip("triton")
-if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
-    pytest.skip("needs a GPU of compute capability 8.0", allow_module_level=True)
+if not INTERPRETED and (not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0)):
+    pytest.skip("needs a GPU of compute capability 8.0, or Triton's interpreter", allow_module_level=True)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
@@ -43,7 +46,8 @@ def check(name: str, segments: list[Segment], padding: int, draw: Draw, dtype: t
     buffers = bench.kernels.buffers
     poison(buffers.x, buffers.query, buffers.attended, buffers.scores, buffers.parts, buffers.attention_parts)
     found = bench.kernels.scores(fields)[:rows]
-    torch.cuda.synchronize()
+    if not INTERPRETED:
+        torch.cuda.synchronize()
     num_scores = bench.config.num_scores
     error = torch.linalg.vector_norm(found - exact[:rows]) / torch.linalg.vector_norm(exact[:rows, :num_scores])
     assert torch.isfinite(found).all() and float(error) < BOUND
@@ -81,3 +85,11 @@ def test_float16(rows: int) -> None:
     """The residual stream's copy is smaller there."""
     draw = Draw("float16", rows)
     check("real", decoding_rows("real", draw, rows), 0, draw, torch.float16)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the others run on a GPU")
+@pytest.mark.parametrize(("name", "rows"), [("smallest", 3), ("smallest", 40), ("odd", 20)])
+def test_interpreted(name: str, rows: int) -> None:
+    """Its products of bfloat16 are wrong."""
+    draw = Draw("interpreted", name, rows)
+    check(name, decoding_rows(name, draw, rows), 1, draw, torch.float16)

@@ -221,8 +221,7 @@ class StepKernels:
                 "warps": pieces_linear.CHUNK_COUNT,
             }
         tile = tile_for(tiles, rows, self._gpu)
-        step = math.gcd(tile.step, columns)
-        return common | {"ROWS": tile.rows, "FEATURES": tile.features, "STEP": step, "STAGES": tile.stages, "warps": tile.warps}
+        return common | {"ROWS": tile.rows, "FEATURES": tile.features, "STEP": tile.step, "STAGES": tile.stages, "warps": tile.warps}
 
     def _add_product(self, source: Tensor, weight: Tensor, norm: int, rows: int, how: dict[str, Any]) -> None:
         buffers, hidden = self.buffers, self.config.hidden_size

@@ -89,15 +89,15 @@ def many_product(
     x_ptr, w_ptr, first_row, first_feature,
     K: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, FEATURES: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """[ROWS, FEATURES] of all chunks. STEP divides CHUNK and K."""
+    """[ROWS, FEATURES] of all chunks. STEP divides CHUNK."""
     column = tl.arange(0, STEP)[None, :]
     x_ptr += (first_row + tl.arange(0, ROWS))[:, None] * K + column
     w_ptr += (first_feature + tl.arange(0, FEATURES))[:, None] * K + column
     total = tl.zeros((ROWS, FEATURES), tl.float32)
     part = tl.zeros((ROWS, FEATURES), tl.float32)
     for k in tl.range(0, K, STEP, num_stages=STAGES):
-        x = tl.load(x_ptr + k)
-        w = tl.load(w_ptr + k)
+        x = _step_of(x_ptr, k, K, STEP)
+        w = _step_of(w_ptr, k, K, STEP)
         if STEP == CHUNK:
             total = add_in_order(total, tl.dot(x, w.T))
         else:
@@ -111,14 +111,22 @@ def one_chunk(
     x_ptr, w_ptr, first_row, first_feature, first_column, last_column,
     K: tl.constexpr, ROWS: tl.constexpr, FEATURES: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """[ROWS, FEATURES] of columns first_column .. last_column, whole steps."""
+    """[ROWS, FEATURES] of columns first_column .. last_column."""
     column = tl.arange(0, STEP)[None, :]
     x_ptr += (first_row + tl.arange(0, ROWS))[:, None] * K + column
     w_ptr += (first_feature + tl.arange(0, FEATURES))[:, None] * K + column
     part = tl.zeros((ROWS, FEATURES), tl.float32)
     for k in tl.range(first_column, last_column, STEP, num_stages=STAGES):
-        part = tl.dot(tl.load(x_ptr + k), tl.load(w_ptr + k).T, part)
+        part = tl.dot(_step_of(x_ptr, k, K, STEP), _step_of(w_ptr, k, K, STEP).T, part)
     return part
+
+
+@triton.jit
+def _step_of(ptr, k, K: tl.constexpr, STEP: tl.constexpr):
+    """Columns k .. k + STEP, zero from K on."""
+    if K % STEP == 0:
+        return tl.load(ptr + k)
+    return tl.load(ptr + k, mask=k + tl.arange(0, STEP)[None, :] < K, other=0.0)
 
 
 @triton.jit

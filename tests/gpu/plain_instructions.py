@@ -13,3 +13,8 @@ def sine(x):
 @triton.jit
 def add(a, b):
     return a + b
+
+
+@triton.jit
+def squares(x):
+    return (x * x * 16777216.0 + 0.5).to(tl.int64)
