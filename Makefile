@@ -7,7 +7,7 @@ check: ## ruff, formatting, mypy --strict, import order, size report
 	@bash run.sh check
 test: ## unit, parity and server tests
 	@bash run.sh test
-test-gpu: ## tests that need a Hopper GPU, with PYTHON_GPU
+test-gpu: ## tests that need a GPU, with PYTHON_GPU
 	@bash run.sh test-gpu
 demo: ## speak a text through the real server
 	@bash run.sh demo

@@ -52,15 +52,6 @@ def finite(x):
 
 
 @triton.jit
-def packed_column(k):
-    """Storage position of column k of an activation: a lane of the matrix instruction m16n8k16 then loads its elements at once.
-
-    Within 32 columns, element ``sp * 16 + kh * 8 + q * 2 + k0`` is stored at ``q * 8 + sp * 4 + kh * 2 + k0``.
-    """
-    return (k & ~31) | ((k >> 1) & 3) * 8 | ((k >> 4) & 1) * 4 | ((k >> 3) & 1) * 2 | (k & 1)
-
-
-@triton.jit
 def layer_norm(x, gamma, beta, WIDTH: tl.constexpr, EPS: tl.constexpr):
     """x: float32 [rows, WIDTH]; gamma, beta: [WIDTH]. Normalised over the row."""
     return normalise(x, WIDTH, EPS) * gamma[None, :].to(tl.float32) + beta[None, :].to(tl.float32)

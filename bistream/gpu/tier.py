@@ -78,12 +78,11 @@ def choose_tier(
     if fastest is Tier.GRAPHS:
         del against[Tier.KERNELS]
         against_kernels = ()
-        requested = Tier.GRAPHS.value if requested == Tier.KERNELS.value else requested
     if requested == "auto":
         tier = next(tier for tier in against if not against[tier])
         reasons = against_kernels if tier is Tier.GRAPHS else against_graphs
     else:
-        tier, reasons = Tier(requested), ()
+        tier, reasons = max(Tier(requested), fastest, key=list(Tier).index), ()
         if against[tier]:
             raise ConfigError(f"Parameter 'kernels' is {requested!r}, but {stage}: {'; '.join(against[tier])}; set it to auto.")
     choice = TierChoice(stage, tier, device_name(device), reasons)

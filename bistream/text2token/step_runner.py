@@ -2,7 +2,7 @@
 
 In: ``StepPlan`` (integers). Out: a function that waits for the sampled head rows. A runner keeps all device state (KV
 cache, sampler state, block tables); plans must be run in the order in which they were made. ``EagerRunner`` is the plain PyTorch
-implementation: CPU path and reference. ``cuda.runner`` and ``graphs.runner`` implement ``StepRunner`` with recorded graphs.
+implementation: CPU path and reference. ``graphs.runner`` implements ``StepRunner`` with recorded graphs.
 """
 
 from __future__ import annotations

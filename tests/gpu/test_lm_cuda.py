@@ -168,7 +168,7 @@ def test_nan_fails_its_session_only() -> None:
     runner = make_runner()
     poisoned = 123
     runner.step.weights.embedding[poisoned] = float("nan")
-    turns = [[[SPACE.sos, 5, 6, 7], [8]], [[SPACE.sos, 9, 10, poisoned]]]
+    turns = [[[SPACE.sos, 5, 6, 7], [8]], [[SPACE.sos, 9, poisoned, *range(10, 90)]]]  # scores come from a later row
     engine = engine_of(runner)
     good, bad = engine.open("good", SamplingSpec(), 300), engine.open("bad", SamplingSpec(), 300)
     sinks = RecordingSink(), RecordingSink()

@@ -79,7 +79,7 @@ def _widened(weight: Tensor) -> Tensor:
 
 
 def _folds(weight: Tensor, part: Part) -> bool:
-    """Without dilation, of no more outputs than half of what a multiprocessor multiplies at once, and an odd number of positions ahead."""
+    """Sums of so few channels that two positions make one of usual size, without dilation, and with an odd number of positions ahead."""
     outputs, _, channels = weight.shape
     return outputs == channels == FOLDED_CHANNELS and part.dilation == 1 and part.taps == 2 * part.pad + 1 and part.pad % 2 == 1
 

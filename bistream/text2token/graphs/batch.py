@@ -1,6 +1,6 @@
 """The host's input to a step: rows of the plan's segments, and the fields of beginning turns. numpy only.
 
-In: ``StepPlan``. Out: the arrays that ``kernels_rows`` and ``kernels_turns`` read. Called by the runner.
+In: ``StepPlan``. Out: the arrays that the step's kernels read. Called by the runner.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ class RowField(IntEnum):
 
     SLOT = 0
     POSITION = 1  # NO_POSITION: a padding row
-    START = 2  # first position that this step writes in the row's sequence
-    TOKEN = 3  # LAST_SAMPLED: the id last sampled in the slot
-    SAMPLES = 4  # 1: an id is sampled from the row's scores
-    ORDER = 5  # entry i: the row that program i of attention serves
+    TOKEN = 2  # LAST_SAMPLED: the id last sampled in the slot
+    SAMPLES = 3  # 1: an id is sampled from the row's scores
+    ORDER = 4  # entry i: the row that program i of attention serves
 
 
 class StartField(IntEnum):
@@ -53,8 +52,8 @@ def _power(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-NUM_FIELDS = _power(len(RowField))  # a kernel loads a power of two of fields at once
-NUM_START_NUMBERS = _power(len(StartField))
+NUM_FIELDS = len(RowField)
+NUM_START_NUMBERS = _power(len(StartField))  # a kernel loads a power of two of them at once
 SMALL_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 BUCKET_STEP = 64  # between larger buckets
 
@@ -72,21 +71,18 @@ def write_rows(target: NDArray[np.int32], segments: Sequence[Segment], filler_sl
     """
     slots: list[int] = []
     positions: list[int] = []
-    starts: list[int] = []
     tokens: list[int] = []
     sampling: list[int] = []
     for segment in segments:
         ids = (LAST_SAMPLED,) if segment.ids is None else segment.ids
         slots += [segment.slot] * len(ids)
         positions += range(segment.position, segment.position + len(ids))
-        starts += [segment.position] * len(ids)
         tokens += ids
         if segment.samples:
             sampling.append(len(slots) - 1)
     count = len(slots)
     target[:count, RowField.SLOT], target[count:, RowField.SLOT] = slots, filler_slot
     target[:count, RowField.POSITION], target[count:, RowField.POSITION] = positions, NO_POSITION
-    target[:count, RowField.START], target[count:, RowField.START] = starts, 0
     target[:count, RowField.TOKEN], target[count:, RowField.TOKEN] = tokens, 0
     target[:, RowField.SAMPLES] = 0
     target[sampling, RowField.SAMPLES] = 1

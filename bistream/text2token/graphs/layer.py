@@ -1,6 +1,6 @@
 """The step in plain PyTorch: what the kernels compute, for the CPU, and as the reference that they are tested against.
 
-The residual stream is float32. The largest float16 (GPUs without bfloat16) is 65504: residual, norms, scores and rotation are computed in
+The residual stream is float32. The largest float16 is 65504: residual, norms, scores and rotation are computed in
 float32; normalised inputs are at most the square root of the hidden size; the product of gate and up is clamped.
 """
 
@@ -61,7 +61,7 @@ def _run_layer(residual: Tensor, tensors: LayerTensors, cache: PagedCache, numbe
     query, key, value = torch.split(biased, [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads], dim=1)
     # Other sequences multiply masked values by zero, so NaN and infinity are replaced; keys keep them, so that their sequence is detected.
     here = rows.places.gather(1, rows.positions[:, None])[:, 0]
-    cache.write(number, here, _rotate(key, rows).to(dtype), value.nan_to_num().to(dtype))
+    cache.write(number, here, _rotate(key, rows).to(dtype), value.to(dtype).nan_to_num())
     attended = attend(_rotate(query, rows).to(dtype), cache, number, rows)
     residual = residual + functional.linear(attended, tensors.output_weight)
     gate, up = apart(functional.linear(_normalize(residual, config, dtype), tensors.gate_up_weight).float())

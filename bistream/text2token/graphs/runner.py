@@ -1,9 +1,9 @@
-"""Runs the scheduler's steps as recorded CUDA graphs of plain Triton kernels: a ``StepRunner`` for every CUDA GPU.
+"""Runs the scheduler's steps as recorded CUDA graphs of plain Triton kernels: a ``StepRunner`` for CUDA GPUs (``sizes.graphs_need``).
 
 A step costs the host one pass over its segments, two small copies (rows in, chosen ids out) and one launch; the host receives the ids
 through an event, up to ``run_ahead`` steps later, and no step waits for the host.
 
-Weights and cache are bfloat16, or float16 on GPUs without it (compute capability below 8.0, such as the T4; not tested on one).
+Weights and cache are bfloat16, or float16 where ``dtype`` asks for it.
 Results are batch-invariant: the same row gives the same scores, bit for bit, in every number of rows (``pieces_linear``).
 
 On the CPU the same steps are computed by ``layer.py``, and nothing is recorded: for tests.
@@ -142,6 +142,7 @@ class GraphStepRunner:
             self._turn_numbers[0, 0, StartField.SLOT] = self.settings.max_sessions
             if self._record and self.step.kernels is not None:
                 facts = {"sizes": repr(self.step.config), "settings": repr(self.settings), "tuning": repr(self._tuning)}
+                facts["dtype"] = str(self.step.weights.embedding.dtype)
                 self.step.kernels.compile_ahead(self._launch_all, facts | {"device": device_name(self._queue.device)})
             with phase(f"language model: {len(self.buckets)} graphs"):
                 for done, bucket in enumerate(reversed(self.buckets), start=1):
@@ -153,10 +154,9 @@ class GraphStepRunner:
 
     def _launch_all(self) -> None:
         """Every launch of a kernel that ``_prepare`` and ``run`` make."""
+        launch = self.step.scores if self.step.sorts_candidates else self.step.launch
         for bucket in self.buckets:
-            self.step.scores(self._fields[:bucket])
-        if not self.step.sorts_candidates:
-            self.step.launch(self._fields)
+            launch(self._fields[:bucket])
         self._begin_padding()
 
     def _begin_padding(self) -> None:

@@ -79,7 +79,7 @@ class Gpu(NamedTuple):
 def tile_for(tiles: Tiles, rows: int, gpu: Gpu) -> Tile:
     """The tile of a step of ``rows`` rows; where shared memory is short, stages, steps, then rows and features shrink.
 
-    With tensor memory a step is a whole chunk: Triton 3.6 fails to compile sums over several steps there.
+    With tensor memory a step is a whole chunk: Triton 3.6 fails to compile sums there that are selected after several steps.
     """
     tile = next(tile for most, tile in tiles if rows <= most)
     if gpu.has_tensor_memory:

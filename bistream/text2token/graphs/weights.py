@@ -43,7 +43,7 @@ class GraphWeights:
 
 
 def fold_weights(weights: ModelWeights, config: LanguageModelConfig, device: torch.device, dtype: torch.dtype) -> GraphWeights:
-    """dtype: bfloat16, or float16 for GPUs without it; float32 for comparisons."""
+    """dtype: of 16 bit; float32 for comparisons."""
 
     def plain(tensor: Tensor, kind: torch.dtype = dtype) -> Tensor:
         return tensor.to(device=device, dtype=kind).contiguous()

@@ -1,7 +1,6 @@
 """Loads a one-table model's tokenizer and engines from a model directory: one that speaks, and one that makes voices, with the same body.
 
-The engine is the torch engine in its tiers ``graphs`` and ``plain``. The kernels of ours sample with repetition-aware sampling and are not
-offered.
+The engine is the torch engine. In its tier ``graphs`` sampling is recorded PyTorch: the kernel samples another way.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ class _Runners:
         self._final_norm = weights.final_norm
         self._weights, self._folded = weights, None
         if tier is Tier.GRAPHS:
-            from bistream.text2token.graphs.weights import fold_weights  # noqa: PLC0415  (loads PyTorch's compiler)
+            from bistream.text2token.graphs.weights import fold_weights  # noqa: PLC0415
 
             self._folded = fold_weights(weights, sizes, device, dtype)
         elif dtype != torch.float32:

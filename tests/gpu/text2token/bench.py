@@ -37,6 +37,9 @@ CONFIGS = {
     "odd": dataclasses.replace(
         REAL, hidden_size=160, intermediate_size=304, num_attention_heads=5, num_key_value_heads=1, speech_token_size=300
     ),
+    "ragged": dataclasses.replace(
+        REAL, hidden_size=240, intermediate_size=368, num_attention_heads=15, num_key_value_heads=5, speech_token_size=300
+    ),
     "largest": dataclasses.replace(
         REAL, hidden_size=1024, intermediate_size=5120, num_attention_heads=16, num_key_value_heads=2, speech_token_size=4093
     ),

@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 BOUND = 2e-2  # relative error of scores after two layers of activations in 16 bit
 # around the tiles of rows, and the row counts at which other kernels take over
 ROWS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 127, 128, 129, 192, 255, 256, 257, 320)
-SOME_ROWS = (1, 8, 13, 16, 17, 33, 64, 65, 129)
-CASES = [("real", rows) for rows in ROWS] + [(name, rows) for name in ("smallest", "odd", "largest") for rows in SOME_ROWS]
+SOME_ROWS = (1, 8, 13, 16, 17, 33, 64, 65, 129, 257)
+CASES = [("real", rows) for rows in ROWS] + [(name, rows) for name in ("smallest", "odd", "ragged", "largest") for rows in SOME_ROWS]
 EDGES = (0, 1, 62, 63, 64, 127, 128, 255, 256, 257, 511, 512, 767, 768, 769, POSITIONS - 1)
 
 
@@ -88,7 +88,7 @@ def test_float16(rows: int) -> None:
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the others run on a GPU")
-@pytest.mark.parametrize(("name", "rows"), [("smallest", 3), ("smallest", 40), ("odd", 20)])
+@pytest.mark.parametrize(("name", "rows"), [("smallest", 3), ("smallest", 40), ("odd", 20), ("ragged", 65)])
 def test_interpreted(name: str, rows: int) -> None:
     """Its products of bfloat16 are wrong."""
     draw = Draw("interpreted", name, rows)

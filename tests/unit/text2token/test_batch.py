@@ -40,13 +40,13 @@ def test_rows_are_the_segments_in_order_then_padding(segments: list[Segment], pa
         for offset, token_id in enumerate((-1,) if segment.ids is None else segment.ids):
             last = offset == segment.num_rows - 1
             assert target[row, [RowField.SLOT, RowField.TOKEN]].tolist() == [segment.slot, token_id]
-            assert target[row, [RowField.POSITION, RowField.START]].tolist() == [segment.position + offset, segment.position]
+            assert target[row, RowField.POSITION] == segment.position + offset
             assert target[row, RowField.SAMPLES] == (segment.samples and last)
             row += 1
         ends += [row - 1] if segment.samples else []
     assert sampling == ends
     assert (target[count:, RowField.SLOT] == FILLER).all() and (target[count:, RowField.POSITION] == -1).all()
-    assert not target[count:, [RowField.START, RowField.TOKEN, RowField.SAMPLES]].any()
+    assert not target[count:, [RowField.TOKEN, RowField.SAMPLES]].any()
     order = target[:, RowField.ORDER].tolist()
     assert sorted(order) == list(range(len(target)))
     positions = target[:, RowField.POSITION].tolist()

@@ -1,4 +1,4 @@
-"""The step that GPUs record, run on the CPU in float32: the same functions, neither compiled nor recorded, against the plain model."""
+"""The runner of recorded steps on the CPU, where the plain form of its kernels computes them in float32, against the plain model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.text2token.engine_conformance import Bench, EngineConformance, F
 from tests.unit.text2token.tiny import CONFIG, SPACE, random_state, tiny_model
 
 CPU = torch.device("cpu")
-UNEVEN = dataclasses.replace(CONFIG, hidden_size=96, num_attention_heads=6)  # 3 query heads per key/value head: one is padding
+UNEVEN = dataclasses.replace(CONFIG, hidden_size=96, num_attention_heads=6)
 SMALL = EngineSettings(max_sessions=5, max_rows=24, kv_cache_tokens=15 * BLOCK_SIZE, block_size=BLOCK_SIZE, max_sequence_ids=300)
 SETTINGS = EngineSettings(max_sessions=6, max_rows=32, kv_cache_tokens=4096, block_size=BLOCK_SIZE, max_sequence_ids=2048)
 LIMITS = TurnLimits(1000, forbidden=frozenset(SPACE.specials))
@@ -79,7 +79,7 @@ class Talk:
             row += segment.num_rows
 
 
-@pytest.mark.parametrize("config", [CONFIG, UNEVEN], ids=["even", "padded"])
+@pytest.mark.parametrize("config", [CONFIG, UNEVEN], ids=["even", "uneven"])
 def test_rows_match_the_dense_forward(config: LanguageModelConfig) -> None:
     runner, model = make_runner(config), Qwen2Model(config, weights_of(config))
     for seed in range(1):

@@ -9,7 +9,8 @@ Keys lie in the cache as [positions, HEAD], values as [HEAD, positions] of a blo
 registers in which the matrix instruction takes it (m16n8k16: lane n * 4 + q holds 4 or 8 consecutive numbers of row n), without shared
 memory: the order of summands in a product is free, as long as it is the same in both operands.
 
-Keys and values after a row's position are finite and have weight zero: the cache is zeroed once, and only finite values are stored.
+Values after a row's position have weight zero and are finite: the cache is zeroed once, and only finite values are stored. Keys may be
+anything there, for their scores are replaced.
 """
 
 import triton

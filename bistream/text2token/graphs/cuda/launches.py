@@ -1,7 +1,7 @@
 """The kernels of a step for one number of rows, as a graph records them, and the memory that they pass on to one another.
 
 Every kernel but the first may start while its predecessor runs (programmatic dependent launch): before its wait it reads only weights and
-what the first kernel of the step or earlier steps have written; it writes after the wait alone.
+what was written before the step's first kernel began; it writes after the wait alone.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class StepKernels:
         self, config: LanguageModelConfig, weights: GraphWeights, cache: PagedCache, table: Tensor, state: SamplerState, max_rows: int,
         tuning: Tuning,
     ) -> None:  # fmt: skip
+        assert cache.block_size % ATTENTION_SPLIT == 0, "a split lies within a block"
         self.config, self.weights, self.cache, self.table, self.state, self.tuning = config, weights, cache, table, state, tuning
         self.buffers = StepBuffers(config, weights, max_rows, table.shape[1] * cache.block_size, tuning.attention_split_rows)
         self._gpu = Gpu.of(weights.embedding.device)
@@ -119,7 +120,7 @@ class StepKernels:
             kernels_qkv.qkv, (len(tensors.qkv_weight) // how["FEATURES"], _tiles(rows, how["ROWS"])),
             buffers.xb, buffers.squares[2 * index], tensors.qkv_weight, tensors.qkv_bias, weights.cos, weights.sin, fields,
             self.table, self.table.stride(0), buffers.query, *self.cache.layer(index), rows,
-            **how, **self._heads, **self._norm, IS_FIRST=index == 0,
+            **how, **self._heads, **self._norm,
         )  # fmt: skip
 
     def attend(self, index: int, fields: Tensor) -> None:

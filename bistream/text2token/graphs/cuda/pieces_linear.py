@@ -4,9 +4,9 @@
 K is cut into chunks (``chunk_columns``), and the sums over chunks are added in ascending order, whatever the number of rows: so a row's
 results are the same, bit for bit, among any number of others.
 
-``few_product``  16 rows: one warp per chunk, all chunks at once. An operand's registers are loaded as the matrix instruction takes them
-                 (m16n8k16: lane n * 4 + q holds row n; of 16 columns, columns q * 4 .. q * 4 + 4, in the same order for both
-                 operands, so that the sum over 16 columns has the same terms), without a detour through shared memory.
+``few_rows``     16 rows: one warp per chunk, all chunks at once. Operands are loaded into the registers in which the matrix instruction
+                 (m16n8k16) takes them, without shared memory. Which of 16 columns is which does not matter to their sum, as long as
+                 both operands agree: so lane n * 4 + q loads columns q * 4 .. q * 4 + 4 of row n, which are contiguous.
 ``many_product`` a tile of rows, pipelined over steps of K.
 """
 
@@ -103,7 +103,9 @@ def many_product(
         else:
             part = tl.dot(x, w.T, tl.where(k % CHUNK == 0, 0.0, part))
             total = tl.where((k + STEP) % CHUNK == 0, add_in_order(total, part), total)
-    return total if STEP == CHUNK else (tl.where(K % CHUNK == 0, total, add_in_order(total, part)))
+    if STEP == CHUNK or (K + STEP - 1) // STEP * STEP % CHUNK == 0:  # the last step ended a chunk
+        return total
+    return add_in_order(total, part)
 
 
 @triton.jit
@@ -141,7 +143,7 @@ def pairs(total, ROWS: tl.constexpr, FEATURES: tl.constexpr):
 def fits(x, target_ptr):
     """float32 as the type of a buffer; in float16, at most its largest number."""
     if target_ptr.dtype.element_ty == tl.float16:
-        x = tl.clamp(x, -65504.0, 65504.0)
+        x = tl.clamp(x, -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)
     return x.to(target_ptr.dtype.element_ty)
 
 
