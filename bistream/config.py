@@ -47,8 +47,8 @@ class RuntimeConfig:
 
     # Set for the load, by who runs the server (docs/operations.md, sizing)
     max_sessions: int = 64  # live sessions of this model at most; further ones are refused with BUSY
-    kv_cache_tokens: int = 0  # positions of the paged KV cache, over all sessions; 0: max_sessions x max_session_tokens
-    max_session_tokens: int = 4096  # positions (prompt, text and speech) per session; reserved when it starts
+    kv_cache_tokens: int = 0  # positions of the paged KV cache, over all sessions; 0: what max_sessions need (engine_settings)
+    max_session_tokens: int = 4096  # most positions (prompt, text and speech) of a sequence
     flow_state_mb: int = 0  # byte budget of the flow's resident state; 0: 30 s of audio per session, at most 70 % of the available memory
     left_context_chunks: int = 0  # flow attends to this many chunks to its left; 0: unlimited, as the reference
     solver_steps: int = 0  # Euler steps of the flow: fewer cost less time and memory, and are less exact; 0: the checkpoint's (10)

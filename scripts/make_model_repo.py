@@ -27,6 +27,7 @@ from bistream.config import RuntimeConfig
 from bistream.contract.fields import CONTRACTS
 from bistream.conversion.records import MADE_OF, file_sha256, read_record
 from bistream.errors import BistreamError, ConfigError
+from bistream.text2token.engine_settings import with_cache
 from bistream.text2token.tensorrt_llm.preflight import CACHE_PER_ADMITTED, check_installed
 from scripts.fill_template import TemplateError, fill, parse_settings, placeholders
 
@@ -115,8 +116,10 @@ def shared_kv_cache_tokens(values: Mapping[str, Mapping[str, str]]) -> int:
     if model is None or model["device"] != values["token2wav"]["device"]:
         return 0
     check_runtime_config(model)
-    tokens = int(model["kv_cache_tokens"]) or int(model["max_sessions"]) * int(model["max_session_tokens"])
-    return tokens * (CACHE_PER_ADMITTED if model["engine"] == "tensorrt_llm" else 1)
+    model_dir = model["model_dir"]
+    config = RuntimeConfig.from_strings({name: model[name] for name in ("kv_cache_tokens", "max_sessions", "max_session_tokens")})
+    sized = with_cache(config, read_model_card(model_dir).longest_utterance_s, family_of(model_dir).audio_format.tokens_per_second)
+    return sized.kv_cache_tokens * (CACHE_PER_ADMITTED if model["engine"] == "tensorrt_llm" else 1)
 
 
 def check_runtime_config(values: Mapping[str, str]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bistream.checkpoints.config import LanguageModelConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import ConfigError
+from bistream.text2token.segments import most_positions
 
+LARGEST_BLOCK = 64  # positions of a block of the KV cache, in any tier
 FEEDING_SHARE = 4  # one row in this many is reserved for feeding when there are more decoding sequences than rows
 
 
@@ -50,9 +52,19 @@ class EngineSettings:
         return -(-self.longest_sequence // self.block_size)
 
 
-def room_for_all(config: RuntimeConfig, block_size: int) -> int:
-    """Positions of a cache in which every session has all of its own, in whole blocks."""
-    return config.max_sessions * -(-config.max_session_tokens // block_size) * block_size
+def room_for_all(config: RuntimeConfig, session_tokens: int, block_size: int = LARGEST_BLOCK) -> int:
+    """Positions of a cache in which every session has ``session_tokens``, or ``max_session_tokens`` if that is less, in whole blocks."""
+    return config.max_sessions * -(-min(session_tokens, config.max_session_tokens) // block_size) * block_size
+
+
+def with_cache(config: RuntimeConfig, longest_utterance_s: float, tokens_per_second: int) -> RuntimeConfig:
+    """``config`` with the ``kv_cache_tokens`` that its sessions need, where it gives none.
+
+    longest_utterance_s: of a checkpoint's training. A session without a prompt needs most, for its speech leaves less for new speech;
+    or one with the longest reference, where that is longer than the utterances.
+    """
+    room = round(max(longest_utterance_s, config.max_reference_s) * tokens_per_second)
+    return replace(config, kv_cache_tokens=config.kv_cache_tokens or room_for_all(config, most_positions(room)))
 
 
 def settings_of(config: RuntimeConfig, sizes: LanguageModelConfig, block_size: int = EngineSettings.block_size) -> EngineSettings:
@@ -60,7 +72,7 @@ def settings_of(config: RuntimeConfig, sizes: LanguageModelConfig, block_size: i
     return EngineSettings(
         max_sessions=config.max_sessions,
         max_rows=config.max_rows,
-        kv_cache_tokens=config.kv_cache_tokens or room_for_all(config, block_size),
+        kv_cache_tokens=config.kv_cache_tokens or room_for_all(config, config.max_session_tokens, block_size),
         block_size=block_size,
         max_ahead_s=config.max_unread_audio_s,
         idle_pause=config.idle_pause,

@@ -22,6 +22,7 @@ from bistream.metrics.recorder import Recorder
 from bistream.processes.start_phases import phase
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import Engine
+from bistream.text2token.engine_settings import with_cache
 from bistream.text2token.one_table.tokenizer import read_tokenizer
 from bistream.text2token.one_table.voice_design import VoiceDesigner
 
@@ -69,7 +70,7 @@ def load_parts(config: RuntimeConfig, recorder: Recorder | None = None) -> Langu
     with phase("tokenizer of the text"):
         tokenizer = read_text_tokenizer(config.model_dir, checkpoint)
     card = read_model_card(config.model_dir)
-    engine, tiers = make_engine(config, recorder)
+    engine, tiers = make_engine(with_cache(config, card.longest_utterance_s, sizes.tokens_per_second), recorder)
     return LanguageModelParts(tokenizer, sizes, engine, tiers, checkpoint.family, card)
 
 

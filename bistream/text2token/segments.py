@@ -29,10 +29,17 @@ FIRST = {Place.SENTENCE: 0.25, Place.CLAUSE: 0.6, Place.WORD: 1.0, Place.INSIDE_
 LATER_LEAST, LATER_SENTENCE, LATER_MOST = 0.1, 0.25, 1.0
 LEAST_ROOM = 0.5  # of the longest utterance: a long prompt leaves at least so much
 POSITIONS_PER_SPEECH_TOKEN = 2  # itself, its share of the text, and some more where speech is slower than estimated
+# Of a model that never ends: 20 speech tokens for each text token, which takes 8 at an ordinary pace, and the text's share
+MOST_POSITIONS_PER_SPEECH_TOKEN = 2.7
 PRIOR_PACE_S = 4  # speech of ordinary pace that a prompt's own pace is mixed with: it may be short
 SLOWEST_PACE, FASTEST_PACE = 1.6, 0.6
 
 MakeNext = Callable[[Sequence[int], Sequence[int]], TokenLayout]  # text and speech ids of the segment before -> layout of the next one
+
+
+def most_positions(room: int) -> int:
+    """Of a sequence of ``room`` speech tokens and their text, where the model ends no text by itself."""
+    return round(MOST_POSITIONS_PER_SPEECH_TOKEN * room)
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,11 @@ class SegmentLimits:
         room = max(longest - prompt.num_speech, round(LEAST_ROOM * longest))
         positions = (max_ids - prompt.num_ids - 2) // POSITIONS_PER_SPEECH_TOKEN
         return cls(max(1, min(room, positions)), pace_of(prompt, tokens_per_second))
+
+    @property
+    def positions(self) -> int:
+        """Of a sequence behind its prompt, at the most."""
+        return most_positions(self.room)
 
     def share(self, ordinary: int) -> float:
         """What ``ordinary`` speech tokens take of the room."""

@@ -6,10 +6,10 @@ Called by ``llm_bistream`` and, in one process, by ``local``. Importing this mod
 bi-stream layout, whatever its pieces.
 
 **Positions.** The engine guarantees a session the positions it was opened with, so a session never stalls halfway. How many a
-session needs is unknown while its text is still arriving, so a session fed in pieces reserves ``RuntimeConfig.max_session_tokens``
-(prompt, text and speech together); a one-shot session reserves its own worst case (20 speech tokens per text token) if that is less. A
-text longer than the checkpoint's utterances goes on in another sequence of as many (``segments.py``). By default the cache has room for
-``max_sessions`` such sessions; with ``kv_cache_tokens`` set, ``kv_cache_tokens / max_session_tokens`` are always admitted.
+session needs is unknown while its text is still arriving, so a session fed in pieces reserves its prompt and the longest utterance of the
+checkpoint's training, spoken as slowly as the layout allows; a one-shot session reserves its own worst case (20 speech tokens per text
+token) if that is less, and none more than ``RuntimeConfig.max_session_tokens``. A longer text goes on in another sequence of as many
+(``segments.py``). By default the cache has room for ``max_sessions`` such sessions (``engine_settings.with_cache``).
 
 **Ends.** Every session that ``start`` accepted ends with exactly one message, its last, that is a ``BistreamError`` or has a
 finish reason. By then everything the session held is free and its id can be used again.

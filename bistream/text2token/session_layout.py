@@ -53,8 +53,10 @@ class SessionLayouts:
             raise InvalidInputError(
                 f"The reference needs at least {least} tokens, but a session may have at most {self._max_ids}; use a shorter reference."
             )
-        most = num_fed + (1 + self._space.blocks.max_speech_per_text) * num_text
-        return min(most, self._max_ids) if is_whole else self._max_ids
+        most = num_fed + self._limits(prompt).positions
+        if is_whole:
+            most = min(most, num_fed + (1 + self._space.blocks.max_speech_per_text) * num_text)
+        return min(most, self._max_ids)
 
     def make(self, prompt: PromptIds, is_whole: bool, max_ids: int) -> SegmentedLayout:
         """is_whole: the uni-stream layout from the first segment on. max_ids: of ``positions``."""
@@ -64,9 +66,11 @@ class SessionLayouts:
             return UnistreamLayout(self._space, *ids, max_ids=max_ids, silent_ids=self._silent_ids, lengths=self._lengths)
 
         first = whole((), ()) if is_whole else self._pieces(prompt, max_ids)
+        return SegmentedLayout(first, self._limits(prompt), CutPlaces(self._bytes_of), self._lengths, whole)
+
+    def _limits(self, prompt: PromptIds) -> SegmentLimits:
         size = Prompt(prompt.count, len(prompt.speech), self._lengths.ordinary(prompt.text))
-        limits = SegmentLimits.of(self._longest_utterance_s, self._max_ids, size, self._space.tokens_per_second)
-        return SegmentedLayout(first, limits, CutPlaces(self._bytes_of), self._lengths, whole)
+        return SegmentLimits.of(self._longest_utterance_s, self._max_ids, size, self._space.tokens_per_second)
 
     def _pieces(self, prompt: PromptIds, max_ids: int) -> TokenLayout:
         return Interleaver(

@@ -123,7 +123,8 @@ def test_the_merged_checkpoint_is_that_of_the_model_directory(
 @pytest.mark.parametrize(
     ("settings", "tokens"),
     [
-        ({"max_sessions": "10", "max_session_tokens": "100"}, "1000"),
+        ({"max_sessions": "10", "max_session_tokens": "100"}, "1280"),  # blocks of 64
+        ({"max_sessions": "10"}, "20480"),
         ({"kv_cache_tokens": "5000"}, "5000"),
         ({"device": "cuda:1", "kv_cache_tokens": "5000"}, "5000"),
         ({"token2wav.device": "cuda:1", "kv_cache_tokens": "5000"}, "0"),

@@ -42,7 +42,7 @@ class Sizes:
 
 def sizes_of(config: RuntimeConfig, model: LanguageModelConfig) -> Sizes:
     """Raises ``ConfigError`` for sizes that cannot work."""
-    kv_tokens = config.kv_cache_tokens or room_for_all(config, Sizes.tokens_per_block)
+    kv_tokens = config.kv_cache_tokens or room_for_all(config, config.max_session_tokens, Sizes.tokens_per_block)
     longest = min(model.max_position_embeddings, config.max_session_tokens)
     sizes = Sizes(config.max_sessions, kv_tokens, longest, temperature=model.temperature)
     if sizes.longest_sequence < 2:

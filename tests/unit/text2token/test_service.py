@@ -128,8 +128,8 @@ class Bench:
         self.now = 0.0
         self.mailboxes: list[Mailbox] = []
         self.engine = ScriptedEngine(SPACE, self.script, pumped=self.pumped, max_total_ids=self.max_total_ids)
-        parts = LanguageModelParts(self.tokenizer, SIZES, self.engine)
-        self.service = SpeechTokenService(self.config, clock=lambda: self.now, parts=parts, run_timer=False, recorder=self.recorder)
+        self.parts = LanguageModelParts(self.tokenizer, SIZES, self.engine)
+        self.service = SpeechTokenService(self.config, clock=lambda: self.now, parts=self.parts, run_timer=False, recorder=self.recorder)
 
     def start(self, text: str | bytes = "", is_end: bool = False, session_id: str = "a", **changes: Any) -> Mailbox:
         mailbox = Mailbox()
@@ -358,7 +358,7 @@ class TestRefusals:
         bench.start(session_id="one more")
 
     def test_a_full_cache(self, tokenizer: TextTokenizer) -> None:
-        bench = Bench(tokenizer, max_total_ids=CONFIG.max_session_tokens)
+        bench = Bench(tokenizer, max_total_ids=3000)  # of which the longest utterance takes 2027
         bench.start(session_id="first")
         with pytest.raises(BusyError):
             bench.start(session_id="second")

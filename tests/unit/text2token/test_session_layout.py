@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from bistream.config import RuntimeConfig
 from bistream.text.tokenizer import TextTokenizer
+from bistream.text2token.engine_settings import with_cache
+from bistream.text2token.session_layout import PromptIds, SessionLayouts
 from bistream.types import FinishReason
 from tests.fakes import counting_script
 from tests.formats import SPEECH_TOKENS_PER_SECOND
@@ -42,3 +47,14 @@ def test_a_model_that_never_ends_is_stopped_by_the_characters_of_its_text(tokeni
         bench.append("", is_end=True)
     assert mailbox.reason is FinishReason.LENGTH
     assert 20 * SPEECH_TOKENS_PER_SECOND <= len(mailbox.tokens) <= 40 * SPEECH_TOKENS_PER_SECOND
+
+
+@given(num_speech=st.integers(0, 750), text_share=st.floats(0, 1), longest_s=st.sampled_from((8.0, 30.0, 50.0)))
+def test_a_cache_of_no_given_size_has_room_for_sessions_with_any_reference(
+    tokenizer: TextTokenizer, num_speech: int, text_share: float, longest_s: float
+) -> None:
+    parts = Bench(tokenizer).parts
+    layouts = SessionLayouts(replace(parts, card=replace(parts.card, longest_utterance_s=longest_s)), 4096)
+    prompt = PromptIds((), [1] * round(min(text_share * num_speech, 200)), [1] * num_speech)
+    sized = with_cache(RuntimeConfig(max_sessions=1), longest_s, SPEECH_TOKENS_PER_SECOND)
+    assert layouts.positions(prompt, 0, False) <= sized.kv_cache_tokens
