@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bistream.token2mel.memory import SolverMemory, StepMemory
+from bistream.token2mel.state_rows import StateRows
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,18 @@ class PageTables:
 class StatePages(Protocol):
     """The tensors that page numbers index, as far as the solver knows them.
 
-    total: pages that can be owned. context: normalised block inputs [steps, blocks, 2, pages, chunk_frames, width]. tail: last
-    ``conv_history`` inputs of the causal convolutions, side by side, [steps, 2, pages, conv_history, channels].
+    total: pages that can be owned.
     """
 
     total: int
     chunk_frames: int
     conv_history: int
-    context: Tensor
-    tail: Tensor
+
+    def context_of(self, step: int) -> StateRows:
+        """Normalised block inputs of a solver step, [blocks, 2, pages, chunk_frames, width]."""
+
+    def tail_of(self, step: int) -> StateRows:
+        """Last inputs of all causal convolutions of a solver step, side by side, [2, pages, conv_history, ...]."""
 
     def memory(self, tables: PageTables) -> SolverMemory:
         """The memory of one batch."""
@@ -59,15 +63,14 @@ class PagedMemory:
     def step(self, index: int) -> StepMemory:
         return _PagedStepMemory(self, self._pages, index)
 
-    def extend(self, store: Tensor, x: Tensor) -> Tensor:
+    def extend(self, store: StateRows, x: Tensor) -> Tensor:
         """store: [rows, pages, chunk, C]; x: [rows * S, T, C]. Prepends the context and keeps the complete chunks."""
-        rows, _, chunk, channels = store.shape
+        rows, _, chunk, channels = store.values.shape
         if self.complete_chunks:
-            complete = x[:, : self.complete_chunks * chunk].reshape(rows, -1, chunk, channels)
-            store.index_copy_(1, self.keep, complete.to(store.dtype))
+            store.write(1, self.keep, x[:, : self.complete_chunks * chunk].reshape(rows, -1, chunk, channels))
         if not self.table_chunks:
             return x
-        context = store.index_select(1, self.context).view(rows * self.sessions, self.table_chunks * chunk, channels)
+        context = store.read(1, self.context).to(x.dtype).view(rows * self.sessions, self.table_chunks * chunk, channels)
         return torch.cat([context, x], dim=1)
 
     def tails(self, x: Tensor, chunk: int, frames: int) -> Tensor:
@@ -82,9 +85,9 @@ class _PagedStepMemory:
     def __init__(self, memory: PagedMemory, pages: StatePages, step: int) -> None:
         self._memory = memory
         self._chunk_frames, self._conv_history = pages.chunk_frames, pages.conv_history
-        self._context = pages.context[step]
-        self._tail = pages.tail[step]  # [2, pages, history, channels]
-        self._history = self._tail.index_select(1, memory.last).flatten(0, 1)  # [2 * S, history, channels]
+        self._context = pages.context_of(step)
+        self._tail = pages.tail_of(step)
+        self._history = self._tail.read(1, memory.last).flatten(0, 1).flatten(2)  # [2 * S, history, channels]
         self._block = 0
         self._channel = 0
         self._kept: list[Tensor] = []
@@ -94,7 +97,7 @@ class _PagedStepMemory:
         first, self._channel = self._channel, self._channel + x.shape[-1]
         if memory.complete_chunks:
             self._kept.append(memory.tails(x, self._chunk_frames, self._conv_history))
-        return torch.cat([self._history[:, :, first : self._channel], x], dim=1)
+        return torch.cat([self._history[:, :, first : self._channel].to(x.dtype), x], dim=1)
 
     def extend_attention(self, x: Tensor) -> Tensor:
         block, self._block = self._block, self._block + 1
@@ -102,6 +105,6 @@ class _PagedStepMemory:
 
     def end_step(self) -> None:
         if self._kept:
+            shape = self._tail.values.shape
             kept = torch.cat(self._kept, dim=-1)  # [2 * S, complete, history, channels]
-            kept = kept.reshape(len(self._tail), -1, *kept.shape[2:])
-            self._tail.index_copy_(1, self._memory.keep, kept.to(self._tail.dtype))
+            self._tail.write(1, self._memory.keep, kept.reshape(shape[0], -1, *shape[2:]))

@@ -24,6 +24,7 @@ from bistream.token2mel.memory import EncoderMemory
 from bistream.token2mel.page_pool import FIRST_PAGE, ZERO_PAGE
 from bistream.token2mel.paged_memory import PagedMemory, PageTables
 from bistream.token2mel.sizes import CONV_HISTORY_FRAMES, UPSAMPLE_HISTORY_TOKENS
+from bistream.token2mel.state_rows import StateRows
 
 GUIDANCE_ROWS = 2
 HOST_MEMORY_BYTES = 8 * 2**30  # assumed for a desktop; the system commits memory only when a page is first written
@@ -76,6 +77,14 @@ class FlowPages:
         self.frame_keys_values[:, ZERO_PAGE].zero_()
         self.upsample_tail[ZERO_PAGE].zero_()
 
+    def context_of(self, step: int) -> StateRows:
+        """As ``StatePages`` says."""
+        return StateRows(self.context[step])
+
+    def tail_of(self, step: int) -> StateRows:
+        """As ``StatePages`` says."""
+        return StateRows(self.tail[step])
+
     def memory(self, tables: PageTables) -> UNetMemory:
         return UNetMemory(self, tables)
 
@@ -122,7 +131,7 @@ class _PagedEncoderMemory:
             store = pages.token_keys_values[layer]
         else:
             store = pages.frame_keys_values[layer - pages.token_layers]
-        return self._memory.extend(store.unsqueeze(0), keys_values)
+        return self._memory.extend(StateRows(store.unsqueeze(0)), keys_values)
 
     def extend_upsample(self, x: Tensor) -> Tensor:
         memory = self._memory

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bistream.token2mel.dit.estimator import CONV_HISTORY_FRAMES, CONV_KERNEL
 from bistream.token2mel.sizes import DIT_CONV_GROUPS
+from bistream.token2mel.state_rows import StateRows
 from scripts.make_checkpoint import FULL3
 from tests.unit.text2token.tiny import CONFIG, random_state
 
@@ -137,10 +138,12 @@ def launch_all(dtype: torch.dtype) -> None:
     conv = PackedConv(numbers(DIT_CONV_GROUPS, CONV_KERNEL, width, width), numbers(dim))
     vectors = dict(zip(("gate", "shift", "scale"), torch.zeros(3, dim), strict=True))
     x = numbers(tiles, frames, dim)
-    dit_kernels.convolve(x, numbers(stored, CONV_HISTORY_FRAMES, 2 * dim)[..., dim:], places, places, places, conv)
+    tails = StateRows.empty((stored, CONV_HISTORY_FRAMES, 2 * DIT_CONV_GROUPS, width), dtype, CPU)
+    dit_kernels.convolve(x, tails[:, :, DIT_CONV_GROUPS:], places, places, places, conv)
     dit_kernels.advance(x.float(), x, **vectors)
-    dit_kernels.advance(x.float(), x, **vectors, pages=numbers(stored, frames, dim), page=places)
-    context = dit_kernels.project_context(numbers(2, stored, frames, dim), slots, numbers(2, 2 * dim, dim), numbers(2, 2 * dim), table)
+    dit_kernels.advance(x.float(), x, **vectors, pages=StateRows.empty((stored, frames, dim), dtype, CPU), page=places)
+    pages = StateRows.empty((2, stored, frames, dim), dtype, CPU)
+    context = dit_kernels.project_context(pages, slots, numbers(2, 2 * dim, dim), numbers(2, 2 * dim), table)
     dit_kernels.attend(numbers(tiles, frames, 3 * dim), context[0], table, slots, heads, 0.125)
     memory = KernelLayerMemory(numbers(2, 6 * 512), torch.ones(2, dtype=torch.int64))
     memory.extend(numbers(2, 50, 512), history=6)

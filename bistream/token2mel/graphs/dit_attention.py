@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bistream.token2mel.dit.estimator import rotation
 from bistream.token2mel.graphs.gathered_attention import attend_gathered
+from bistream.token2mel.state_rows import StateRows
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,12 @@ def turns(positions: int, head_size: int, device: torch.device) -> Tensor:
     return torch.stack([angles.cos(), angles.sin()])
 
 
-def project_context(pages: Tensor, slots: Slots, weight: Tensor, bias: Tensor, table: Tensor) -> Tensor:
+def project_context(pages: StateRows, slots: Slots, weight: Tensor, bias: Tensor, table: Tensor) -> Tensor:
     """Keys, turned, and values of stored pages, [blocks, 2 * stored, frames, 2 * width]; what no tile sees may be anything.
 
     pages: block inputs, [blocks, 2 * pages, frames, dim]. weight: [blocks, 2 * width, dim]; bias: [blocks, 2 * width]. table: of ``turns``.
     """
-    seen = pages[:, slots.page]
+    seen = pages.read(1, slots.page).to(weight.dtype)
     projected = torch.baddbmm(bias[:, None], seen.flatten(1, 2), weight.transpose(1, 2)).view(*seen.shape[:3], -1)
     return torch.stack([_turned(block, table, slots.start[: len(slots.page)]) for block in projected])
 

@@ -23,6 +23,8 @@ from bistream.token2mel.graphs.dit_batch import FEW_PAGES
 from bistream.token2mel.graphs.dit_operations import DitOperations, PackedConv
 from bistream.token2mel.graphs.solver import halves
 from bistream.token2mel.pages import GUIDANCE_ROWS
+from bistream.token2mel.sizes import DIT_CONV_GROUPS
+from bistream.token2mel.state_rows import StateRows
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class PackedDit:
         self._turns = turns(MAX_FRAMES + pages.chunk_frames, network.config.dim_head, network.projection.weight.device)
 
     def prepare(self, arrays: Mapping[str, Tensor]) -> DitBatch:
-        chunk, total = self._pages.chunk_frames, self._pages.context.shape[3]
+        chunk, total = self._pages.chunk_frames, self._pages.tail.values.shape[2]
         tiles, stored = len(arrays["live"]), len(arrays["context"])
         previous = arrays["previous"].long()
         number = arrays["lists"]
@@ -97,7 +99,7 @@ class PackedDit:
         of_blocks = vectors[: -END_VECTORS * config.dim].view(config.depth, BLOCK_VECTORS, config.dim)
         projected = network.input.projection(inputs)
         x, delta, gate = projected.float(), self._positioned(projected, step, batch), torch.ones_like(of_blocks[0, 0])
-        stores = self._pages.context[step].flatten(1, 2)  # [blocks, 2 * pages, rows, dim]
+        stores = self._pages.context_of(step).flatten(1, 2)  # [blocks, 2 * pages, rows, dim]
         contexts = self._contexts(stores, batch.slots)
         for number, (block, context) in enumerate(zip(network.blocks, contexts, strict=True)):
             assert isinstance(block, DitBlock)
@@ -116,12 +118,13 @@ class PackedDit:
 
     def _positioned(self, x: Tensor, step: int, batch: DitBatch) -> Tensor:
         """What the position convolutions add to their input."""
-        tails = self._pages.tail[step].flatten(0, 1).chunk(len(self._convs), dim=2)  # of each: [2 * pages, history, channels]
-        for conv, tail in zip(self._convs, tails, strict=True):
+        tails = self._pages.tail_of(step).flatten(0, 1)  # [2 * pages, history, all groups, channels of a group]
+        for number, conv in enumerate(self._convs):
+            tail = tails[:, :, number * DIT_CONV_GROUPS : (number + 1) * DIT_CONV_GROUPS]
             x = self._operations.convolve(x, tail, batch.previous, batch.last, batch.page, conv)
         return x
 
-    def _contexts(self, stores: Tensor, slots: Slots) -> Iterator[Tensor]:
+    def _contexts(self, stores: StateRows, slots: Slots) -> Iterator[Tensor]:
         """Keys and values of what the batch reads, of each block."""
         project, (weight, bias) = self._operations.project_context, self._attention.of_context
         first, rest = slice(0, 1), slice(1, None)

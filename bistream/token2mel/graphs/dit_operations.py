@@ -15,6 +15,7 @@ from torch import Tensor
 from bistream.token2mel.dit.estimator import PositionConv, modulated
 from bistream.token2mel.graphs.dit_attention import attend_projected, project_context
 from bistream.token2mel.sizes import DIT_CONV_GROUPS
+from bistream.token2mel.state_rows import StateRows
 
 
 @dataclass(frozen=True)
@@ -31,16 +32,16 @@ class PackedConv:
         return cls(grouped.permute(0, 3, 2, 1).contiguous(), conv.bias.detach())
 
 
-def convolve(x: Tensor, tail: Tensor, previous: Tensor, last: Tensor, page: Tensor, conv: PackedConv) -> Tensor:
+def convolve(x: Tensor, tail: StateRows, previous: Tensor, last: Tensor, page: Tensor, conv: PackedConv) -> Tensor:
     """Grouped causal convolution, then Mish; stores the last inputs of each tile.
 
-    tail: [pages, history, channels], stored inputs of this convolution. previous: the tile of the chunk before, -1 where ``last`` is its
-    page. page: where the tile's own last frames go.
+    tail: [pages, history, groups, channels of a group], stored inputs of this convolution. previous: the tile of the chunk before, -1 where
+    ``last`` is its page. page: where the tile's own last frames go.
     """
     (tiles, rows, channels), (groups, kernel, _, _) = x.shape, conv.weight.shape
     ends = x[:, rows - (kernel - 1) :]
-    head = torch.where((previous >= 0)[:, None, None], ends[previous.clamp(min=0)], tail[last])
-    tail[page] = ends
+    head = torch.where((previous >= 0)[:, None, None], ends[previous.clamp(min=0)], tail.read(0, last).flatten(2).to(x.dtype))
+    tail.write(0, page, ends.unflatten(2, (groups, -1)))
     taps = torch.cat([head, x], dim=1).unfold(1, kernel, 1).view(tiles, rows, groups, channels // groups, kernel)
     taps = taps.permute(2, 0, 1, 4, 3).reshape(groups, tiles * rows, -1)
     out = torch.baddbmm(conv.bias.view(groups, 1, -1), taps, conv.weight.flatten(1, 2))  # [groups, tiles * rows, channels of a group]
@@ -48,13 +49,13 @@ def convolve(x: Tensor, tail: Tensor, previous: Tensor, last: Tensor, page: Tens
 
 
 def advance(
-    x: Tensor, delta: Tensor, *, gate: Tensor, shift: Tensor, scale: Tensor, pages: Tensor | None = None, page: Tensor | None = None
+    x: Tensor, delta: Tensor, *, gate: Tensor, shift: Tensor, scale: Tensor, pages: StateRows | None = None, page: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """(x + gate * delta, float32; its modulated norm in the dtype of delta), the norm also stored to ``pages`` [pages, rows, width]."""
     x = x + gate * delta.float()
     normed = modulated(x, scale, shift).to(delta.dtype)
     if pages is not None and page is not None:
-        pages[page] = normed
+        pages.write(0, page, normed)
     return x, normed
 
 

@@ -23,6 +23,7 @@ if not (INTERPRETED or torch.cuda.is_available()):
 from bistream.token2mel.graphs.cuda import dit_kernels
 from bistream.token2mel.graphs.dit_attention import Slots, attend_projected, project_context, turns
 from bistream.token2mel.graphs.dit_operations import PackedConv, advance, convolve
+from bistream.token2mel.state_rows import StateRows
 
 # the GPU host's torch and triton are not the pinned versions: ignore their warnings
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
@@ -62,6 +63,19 @@ def slots(draw: Draw, frames: int, used: int) -> Slots:
     )
 
 
+def stored(*shape: int) -> StateRows:
+    """Whose scales are NaN."""
+    return StateRows(torch.zeros(*shape, dtype=torch.int8, device=DEVICE), poisoned(*shape[:-1], dtype=torch.float32))
+
+
+def assert_same_rows(found: StateRows, expected: StateRows, places: Tensor) -> None:
+    """Scales agree to a rounding, and with them integers to one, where a number lies between two."""
+    assert found.scales is not None and expected.scales is not None
+    torch.testing.assert_close(found.scales[places], expected.scales[places], rtol=1e-6, atol=0)
+    apart = (found.values[places].int() - expected.values[places].int()).abs()
+    assert int(apart.max()) <= 1 and float(apart.float().mean()) < 1e-3
+
+
 @TYPES
 @pytest.mark.parametrize("frames", [50, 80])
 def test_attention_over_projected_slots(dtype: torch.dtype, frames: int) -> None:
@@ -84,13 +98,13 @@ def test_keys_and_values_of_stored_pages(dtype: torch.dtype, frames: int, dim: i
     draw, head_size = Draw("project", frames, used), HEAD_SIZE if width > HEAD_SIZE else 16
     seen, table = slots(draw, frames, max(used, 1)), turns(3000 + frames, head_size, DEVICE)
     seen.used.fill_(used)
-    pages = poisoned(BLOCKS, 2 * PAGES, frames, dim, dtype=dtype)
+    pages = stored(BLOCKS, 2 * PAGES, frames, dim)
     read = torch.cat([seen.page[:used], seen.page[STORED : STORED + used]])
-    pages[:, read] = draw.normal(BLOCKS, 2 * used, frames, dim, dtype=dtype)
+    pages.write(1, read, draw.normal(BLOCKS, 2 * used, frames, dim))
     weight = (draw.normal(BLOCKS, 3 * width, dim) * dim**-0.5).to(dtype)[:, width:]  # as it lies beside the queries' weight
     bias = draw.normal(BLOCKS, 2 * width, dtype=dtype)
     found = dit_kernels.project_context(pages, seen, weight, bias, table)
-    exact = project_context(pages.float(), seen, weight.float(), bias.float(), table)
+    exact = project_context(pages, seen, weight.float(), bias.float(), table)
     for half in range(2 if used else 0):
         rows = slice(half * STORED, half * STORED + used)
         assert_close(found[:, rows], exact[:, rows], BOUNDS[dtype])
@@ -103,17 +117,16 @@ def test_position_convolutions(dtype: torch.dtype, frames: int, dim: int) -> Non
     draw, width, history = Draw("convolve", frames, dim), dim // 16, 30
     weight = (draw.normal(16, history + 1, width, width) * ((history + 1) * width) ** -0.5).to(dtype)
     conv = PackedConv(weight, draw.normal(dim, dtype=dtype))
-    x, stored = draw.normal(TILES, frames, dim, dtype=dtype), poisoned(12, history, 2 * dim, dtype=dtype)
+    x, tails = draw.normal(TILES, frames, dim, dtype=dtype), stored(12, history, 2 * 16, width)
     previous, last, page = _places([-1, 0, 1, -1, 3, -1], [7, 0, 0, 4, 0, 6], [3, 8, 1, 0, 5, 2])
-    first = stored[..., dim:]
-    first[last[previous < 0]] = draw.normal(int((previous < 0).sum()), history, dim, dtype=dtype)
-    exact_stored = stored.float()
-    exact_conv = PackedConv(conv.weight.float(), conv.bias.float())
-    exact = convolve(x.float(), exact_stored[..., dim:], previous, last, page, exact_conv)
-    found = dit_kernels.convolve(x, first, previous, last, page, conv)
+    own = tails[:, :, 16:]
+    own.write(0, last[previous < 0], draw.normal(int((previous < 0).sum()), history, 16, width))
+    exact_own = StateRows(own.values.clone(), own.scales.clone())
+    exact = convolve(x.float(), exact_own, previous, last, page, PackedConv(conv.weight.float(), conv.bias.float()))
+    found = dit_kernels.convolve(x, own, previous, last, page, conv)
     assert_close(found, exact, BOUNDS[dtype])
-    assert torch.equal(first[page].float(), exact_stored[page][..., dim:])
-    assert_untouched(stored[..., :dim], first[[9, 10, 11]])
+    assert_same_rows(own, exact_own, page)
+    assert_untouched(tails.scales[:, :, :16], own.scales[[9, 10, 11]])
 
 
 @TYPES
@@ -123,14 +136,16 @@ def test_the_residual_stream_advances(dtype: torch.dtype, dim: int) -> None:
     draw = Draw("advance", dim)
     x, delta = 300.0 * draw.normal(TILES, 50, dim), draw.normal(TILES, 50, dim, dtype=dtype)
     gate, shift, scale = draw.normal(3, dim)
-    (page,), pages = _places([3, 8, 1, 0, 5, 2]), poisoned(9, 50, dim, dtype=dtype)
+    (page,), pages = _places([3, 8, 1, 0, 5, 2]), stored(9, 50, dim)
     exact, exact_norm = advance(x, delta.float(), gate=gate, shift=shift, scale=scale)
     for places in ({}, {"pages": pages, "page": page}):
         stream, normed = dit_kernels.advance(x, delta, gate=gate, shift=shift, scale=scale, **places)
         assert_close(stream, exact, BOUNDS[torch.float32])
         assert_close(normed, exact_norm, BOUNDS[dtype])
-    assert torch.equal(pages[page], normed)
-    assert_untouched(pages[[4, 6, 7]])
+    expected = stored(9, 50, dim)
+    expected.write(0, page, normed)
+    assert_same_rows(pages, expected, page)
+    assert_untouched(pages.scales[[4, 6, 7]])
 
 
 def _places(*numbers: list[int]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""The functions of ``dit_operations`` and ``dit_attention`` as kernels. Imported only where Triton is.
+"""The functions of ``dit_operations`` and ``dit_attention`` as kernels, for networks of 16 bit. Imported only where Triton is.
 
 Tensors must be contiguous, those of blocks and the frames of stored inputs each by itself.
 """
@@ -12,6 +12,7 @@ from bistream.token2mel.dit.estimator import NORM_EPSILON
 from bistream.token2mel.graphs.cuda import kernels_advance, kernels_attention, kernels_context, kernels_convolution
 from bistream.token2mel.graphs.dit_attention import Slots
 from bistream.token2mel.graphs.dit_operations import DitOperations, PackedConv, linear_gelu_in_one
+from bistream.token2mel.state_rows import LARGEST, StateRows
 
 _ROWS = 64  # frames of a program, and keys that it sees at a time
 # Of the product over stored pages. Faster than the matrix library on an H200 (docs/log); 96 KB of shared memory, which most GPUs have.
@@ -19,38 +20,42 @@ _TILE = {"ROWS": 128, "COLUMNS": 128, "DEPTH": 64, "num_warps": 8, "num_stages":
 _PROGRAMS = 2  # of a multiprocessor
 
 
-def convolve(x: Tensor, tail: Tensor, previous: Tensor, last: Tensor, page: Tensor, conv: PackedConv) -> Tensor:
+def convolve(x: Tensor, tail: StateRows, previous: Tensor, last: Tensor, page: Tensor, conv: PackedConv) -> Tensor:
     """As ``dit_operations.convolve``."""
     (tiles, frames, channels), (groups, kernel, width, _) = x.shape, conv.weight.shape
     out = torch.empty_like(x)
     kernels_convolution.convolve_tiles[(tiles, groups, -(-frames // _ROWS))](
-        x, tail, tail.stride(1), previous, last, page, conv.weight, conv.bias, out,
-        FRAMES=frames, HISTORY=kernel - 1, DIM=channels, WIDTH=width, ROWS=_ROWS, num_warps=4, num_stages=4,
+        x, tail.values, tail.scales, tail.values.stride(1), previous, last, page, conv.weight, conv.bias, out,
+        FRAMES=frames, HISTORY=kernel - 1, DIM=channels, WIDTH=width, ROWS=_ROWS, LARGEST=LARGEST, num_warps=4, num_stages=4,
     )  # fmt: skip
     return out
 
 
 def advance(
-    x: Tensor, delta: Tensor, *, gate: Tensor, shift: Tensor, scale: Tensor, pages: Tensor | None = None, page: Tensor | None = None
+    x: Tensor, delta: Tensor, *, gate: Tensor, shift: Tensor, scale: Tensor, pages: StateRows | None = None, page: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """As ``dit_operations.advance``."""
     tiles, frames, channels = x.shape
-    out, normed, keeps = torch.empty_like(x), torch.empty_like(delta), pages is not None
+    out, normed = torch.empty_like(x), torch.empty_like(delta)
+    values, scales = (None, None) if pages is None else (pages.values, pages.scales)
     kernels_advance.advance_rows[(tiles * frames,)](
-        x, delta, gate, shift, scale, out, normed, pages if keeps else normed, page if keeps else normed, NORM_EPSILON,
-        FRAMES=frames, DIM=channels, BLOCK=1 << (channels - 1).bit_length(), KEEPS=keeps, num_warps=4,
+        x, delta, gate, shift, scale, out, normed, values, scales, page, NORM_EPSILON,
+        FRAMES=frames, DIM=channels, BLOCK=1 << (channels - 1).bit_length(), LARGEST=LARGEST, num_warps=4,
     )  # fmt: skip
     return out, normed
 
 
-def project_context(pages: Tensor, slots: Slots, weight: Tensor, bias: Tensor, table: Tensor) -> Tensor:
+def project_context(pages: StateRows, slots: Slots, weight: Tensor, bias: Tensor, table: Tensor) -> Tensor:
     """As ``dit_attention.project_context``."""
-    blocks, _, frames, dim = pages.shape
+    values, scales = pages.values, pages.scales
+    assert scales is not None
+    blocks, _, frames, dim = values.shape
     width, stored = weight.shape[1], len(slots.page)
-    out = torch.empty(blocks, stored, frames, width, dtype=pages.dtype, device=pages.device)
-    programs = _PROGRAMS * torch.cuda.get_device_properties(pages.device).multi_processor_count
+    out = torch.empty(blocks, stored, frames, width, dtype=weight.dtype, device=weight.device)
+    programs = _PROGRAMS * torch.cuda.get_device_properties(weight.device).multi_processor_count
     kernels_context.project_pages[(programs,)](
-        pages, pages.stride(0), slots.page, slots.used, slots.start, weight, weight.stride(0), bias, bias.stride(0), table,
+        values, values.stride(0), scales, scales.stride(0), slots.page, slots.used, slots.start,
+        weight, weight.stride(0), bias, bias.stride(0), table,
         table[0].numel(), out, out.stride(0), stored // 2, blocks, FRAMES=frames, DIM=dim, OUT=width, WIDTH=2 * table.shape[2], **_TILE,
     )  # fmt: skip
     return out

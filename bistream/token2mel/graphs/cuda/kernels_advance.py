@@ -4,15 +4,18 @@
 import triton
 import triton.language as tl
 
+from bistream.token2mel.graphs.cuda.pieces_state import scaled_rows
+
 
 @triton.jit
 def advance_rows(
-    x_ptr, delta_ptr, gate_ptr, shift_ptr, scale_ptr, out_ptr, normed_ptr, pages_ptr, page_ptr, epsilon,
-    FRAMES: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, KEEPS: tl.constexpr,
+    x_ptr, delta_ptr, gate_ptr, shift_ptr, scale_ptr, out_ptr, normed_ptr, pages_ptr, scales_ptr, page_ptr, epsilon,
+    FRAMES: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """Program (row): out = x + gate * delta; normed = LayerNorm(out) * (1 + scale) + shift. x, out: float32 [rows, DIM].
 
-    KEEPS: normed goes to its tile's page, too. pages_ptr: [pages, FRAMES, DIM]; page_ptr: int64 [tiles]. BLOCK: 2 ** n, at least DIM.
+    pages_ptr, scales_ptr: ``StateRows`` [pages, FRAMES, DIM], where normed goes, too, to its tile's page, page_ptr, int64 [tiles]; None: it
+    does not. LARGEST: magnitude of an 8-bit integer. BLOCK: 2 ** n, at least DIM.
     """
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     is_column = column < DIM
@@ -27,6 +30,8 @@ def advance_rows(
     shift = tl.load(shift_ptr + column, mask=is_column, other=0.0)
     normed = (centred * inverse * scale + shift).to(normed_ptr.dtype.element_ty)
     tl.store(normed_ptr + place, normed, mask=is_column)
-    if KEEPS:
-        page = tl.load(page_ptr + row // FRAMES)
-        tl.store(pages_ptr + (page * FRAMES + row % FRAMES) * DIM + column, normed, mask=is_column)
+    if pages_ptr is not None:
+        line = tl.load(page_ptr + row // FRAMES) * FRAMES + row % FRAMES
+        kept, scale = scaled_rows(tl.where(is_column, normed, 0.0)[None, :], LARGEST)
+        tl.store(scales_ptr + line + tl.arange(0, 1), scale)
+        tl.store(pages_ptr + line * DIM + column[None, :], kept, mask=is_column[None, :])

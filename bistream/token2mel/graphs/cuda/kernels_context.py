@@ -13,14 +13,15 @@ from bistream.token2mel.graphs.cuda.pieces_rotation import turned
 
 @triton.jit
 def project_pages(
-    pages_ptr, pages_stride, page_ptr, used_ptr, start_ptr, weight_ptr, weight_stride, bias_ptr, bias_stride, table_ptr, table_size,
-    out_ptr, out_stride, stored, blocks,
+    pages_ptr, pages_stride, scales_ptr, scales_stride, page_ptr, used_ptr, start_ptr,
+    weight_ptr, weight_stride, bias_ptr, bias_stride, table_ptr, table_size, out_ptr, out_stride, stored, blocks,
     FRAMES: tl.constexpr, DIM: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Any number of programs. Pointers: as the arguments of ``dit_attention.project_context``; strides: between ``blocks``.
 
-    stored: slots of a guidance half, of which the first ``used`` count. WIDTH: of head 0 of the keys, the first columns.
+    scales: of the rows of pages, which are 8-bit integers. stored: slots of a guidance half, of which the first ``used`` count. WIDTH: of
+    head 0 of the keys, the first columns.
     """
     rows = tl.load(used_ptr) * FRAMES
     row_tiles, column_tiles = tl.cdiv(rows, ROWS), tl.cdiv(OUT, COLUMNS)
@@ -35,7 +36,8 @@ def project_pages(
         is_row, is_column = (row < rows)[:, None], (column < OUT)[:, None]
         slot = half * stored + row // FRAMES
         page = tl.load(page_ptr + slot, mask=row < rows, other=0)
-        inputs = pages_ptr + block.to(tl.int64) * pages_stride + (page * FRAMES + row % FRAMES) * DIM
+        line = page * FRAMES + row % FRAMES
+        inputs = pages_ptr + block.to(tl.int64) * pages_stride + line * DIM
         weights = weight_ptr + block.to(tl.int64) * weight_stride + column * DIM
         sums = tl.zeros((ROWS, COLUMNS), tl.float32)
         for begin in range(0, DIM, DEPTH):
@@ -46,7 +48,8 @@ def project_pages(
             else:
                 left = tl.load(inputs[:, None] + place, mask=is_row & (place < DIM), other=0.0)
                 right = tl.load(weights[:, None] + place, mask=is_column & (place < DIM), other=0.0)
-            sums = tl.dot(left, tl.trans(right), sums, input_precision="ieee")
+            sums = tl.dot(left.to(weight_ptr.dtype.element_ty), tl.trans(right), sums, input_precision="ieee")
+        sums *= tl.load(scales_ptr + block.to(tl.int64) * scales_stride + line, mask=row < rows, other=0.0)[:, None]
         sums += tl.load(bias_ptr + block * bias_stride + column, mask=column < OUT, other=0.0)[None, :].to(tl.float32)
         if first_column < WIDTH:
             position = tl.load(start_ptr + slot, mask=row < rows, other=0) + row % FRAMES
