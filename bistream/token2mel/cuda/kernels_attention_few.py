@@ -22,10 +22,10 @@ Grids are one-dimensional. Programs without work wait for the predecessor before
 import triton
 import triton.language as tl
 
-from bistream.gpu.arithmetic import fast_inverse, fast_mish, layer_norm
+from bistream.gpu.arithmetic import fast_inverse, fast_mish
 from bistream.gpu.dependent_launch import start_successor, wait_predecessor
 from bistream.token2mel.cuda.batch import CHUNK_ITEM_NUMBERS, ChunkItemField
-from bistream.token2mel.cuda.pieces_few import add_rows, dot_halves, prefetch
+from bistream.token2mel.cuda.pieces_few import add_rows, dot_halves, load_affine, moments, prefetch
 
 ITEM_NUMBERS = tl.constexpr(CHUNK_ITEM_NUMBERS)
 ITEM_FIRST_ROW = tl.constexpr(int(ChunkItemField.FIRST_ROW))
@@ -49,8 +49,8 @@ def query_few(
     """LayerNorm, query projection, times the key projection: 16 bit [rows, HEADS, WIDTH]. Grid: HEADS * rows / ROWS.
 
     FIRST: x is not the stream but the shortcut of a residual block, and mish(LayerNorm(raw)) is added. The programs of a row tile
-    divide the other stores: the normalised rows, also to the page that keeps them (keep: row of the page memory, or -1), and x plus the
-    output's bias to ``odd``. wq, wk: [HEADS * HEAD, WIDTH].
+    divide the columns of the other stores: the normalised rows, also to the page that keeps them (keep: row of the page memory, or -1),
+    and x plus the output's bias to ``odd``. wq, wk: [HEADS * HEAD, WIDTH].
     """
     if PDL:
         start_successor()
@@ -61,34 +61,40 @@ def query_few(
         if PDL:
             wait_predecessor()
         return
-    column = tl.arange(0, WIDTH)
-    weight = (head * HEAD + tl.arange(0, HEAD))[:, None] * WIDTH + column[None, :]
+    column = tl.arange(0, WIDTH)[None, :]
+    own = head * (WIDTH // HEADS) + tl.arange(0, WIDTH // HEADS)[None, :]
+    weight = (head * HEAD + tl.arange(0, HEAD))[:, None] * WIDTH + column
     wq = tl.load(wq_ptr + weight)
     wk = tl.load(wk_ptr + weight)
-    gamma = tl.load(gamma_ptr + column)
-    beta = tl.load(beta_ptr + column)
-    bias = tl.load(bias_ptr + column).to(tl.float32)
+    gamma, beta = load_affine(gamma_ptr, beta_ptr, column)
+    own_gamma, own_beta = load_affine(gamma_ptr, beta_ptr, own)
+    own_bias = tl.load(bias_ptr + own).to(tl.float32)
     if FIRST:
-        raw_gamma = tl.load(raw_gamma_ptr + column)
-        raw_beta = tl.load(raw_beta_ptr + column)
-    row = first + tl.arange(0, ROWS)
+        raw_gamma, raw_beta = load_affine(raw_gamma_ptr, raw_beta_ptr, column)
+        own_raw_gamma, own_raw_beta = load_affine(raw_gamma_ptr, raw_beta_ptr, own)
+    row = first + tl.arange(0, ROWS)[:, None]
     exists = row < live
     keep = tl.load(keep_ptr + row, mask=exists, other=-1).to(tl.int64)
     if PDL:
         wait_predecessor()
 
-    at = row[:, None] * WIDTH + column[None, :]
-    x = tl.load(x_ptr + at)
+    x = tl.load(x_ptr + row * WIDTH + column)
+    own_x = tl.load(x_ptr + row * WIDTH + own)
     if FIRST:
-        x += fast_mish(layer_norm(tl.load(raw_ptr + at).to(tl.float32), raw_gamma, raw_beta, WIDTH, EPS))
-    normed = layer_norm(x, gamma, beta, WIDTH, EPS).to(wq.dtype)
-    mine = (column // (WIDTH // HEADS) == head)[None, :]
-    tl.store(odd_ptr + at, x + bias[None, :], mask=mine & exists[:, None])
-    tl.store(normed_ptr + at, normed, mask=mine & exists[:, None])
-    tl.store(page_ptr + (keep * WIDTH)[:, None] + column[None, :], normed, mask=mine & (keep >= 0)[:, None])
+        raw = tl.load(raw_ptr + row * WIDTH + column).to(tl.float32)
+        own_raw = tl.load(raw_ptr + row * WIDTH + own).to(tl.float32)
+        mean, scale = moments(raw, WIDTH, EPS)
+        x += fast_mish((raw - mean) * scale * raw_gamma + raw_beta)
+        own_x += fast_mish((own_raw - mean) * scale * own_raw_gamma + own_raw_beta)
+    mean, scale = moments(x, WIDTH, EPS)
+    normed = ((x - mean) * scale * gamma + beta).to(wq.dtype)
+    own_normed = ((own_x - mean) * scale * own_gamma + own_beta).to(wq.dtype)
+    tl.store(odd_ptr + row * WIDTH + own, own_x + own_bias, mask=exists)
+    tl.store(normed_ptr + row * WIDTH + own, own_normed, mask=exists)
+    tl.store(page_ptr + keep * WIDTH + own, own_normed, mask=keep >= 0)
     query = tl.dot(normed, wq.T).to(wk.dtype)
     folded = tl.dot(query, wk).to(wk.dtype)
-    tl.store(query_ptr + (row * (HEADS * WIDTH) + head * WIDTH)[:, None] + column[None, :], folded)
+    tl.store(query_ptr + row * (HEADS * WIDTH) + head * WIDTH + column, folded)
 
 
 @triton.jit

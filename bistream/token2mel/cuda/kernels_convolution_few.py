@@ -8,10 +8,10 @@ of a window are its history: rows before it, or the tail of the session's last s
 import triton
 import triton.language as tl
 
-from bistream.gpu.arithmetic import fast_mish, layer_norm
+from bistream.gpu.arithmetic import fast_mish
 from bistream.gpu.dependent_launch import start_successor, wait_predecessor
 from bistream.token2mel.cuda.batch import WINDOW_ITEM_NUMBERS, WindowItemField
-from bistream.token2mel.cuda.pieces_few import prefetch_numbers
+from bistream.token2mel.cuda.pieces_few import load_affine, moments
 
 ITEM_NUMBERS = tl.constexpr(WINDOW_ITEM_NUMBERS)
 ITEM_FIRST_ROW = tl.constexpr(int(WindowItemField.FIRST_ROW))
@@ -36,18 +36,18 @@ def _weights(w_ptr, shortcut_w_ptr, first, column, CHANNELS: tl.constexpr, FEATU
 
 @triton.jit
 def _source(
-    x_ptr, x_stride, skip_ptr, gamma_ptr, beta_ptr, time_ptr, row, inner, exists, chunk: tl.constexpr, STEP: tl.constexpr,
-    WIDTH: tl.constexpr, SOURCE: tl.constexpr, EPS: tl.constexpr, DTYPE: tl.constexpr,
+    x_ptr, x_stride, skip_ptr, affine, row, inner, exists, chunk: tl.constexpr, STEP: tl.constexpr, WIDTH: tl.constexpr,
+    SOURCE: tl.constexpr, EPS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """A chunk of the channels of these rows in 16 bit, zeros where a row does not exist. See ``window_few``."""
-    column = chunk * STEP + inner
+    """A chunk of the channels of these rows in 16 bit, zeros where a row does not exist. See ``window_few``; affine: of "raw"."""
     at = row[:, None] * WIDTH + inner[None, :]
     if SOURCE == "rows":
-        value = tl.load(x_ptr + row[:, None] * x_stride + column[None, :], mask=exists[:, None], other=0.0)
+        value = tl.load(x_ptr + row[:, None] * x_stride + (chunk * STEP + inner)[None, :], mask=exists[:, None], other=0.0)
     elif SOURCE == "raw":
         raw = tl.load(x_ptr + at, mask=exists[:, None], other=0.0).to(tl.float32)
-        value = fast_mish(layer_norm(raw, tl.load(gamma_ptr + column), tl.load(beta_ptr + column), WIDTH, EPS))
-        value = (value + tl.load(time_ptr + column).to(tl.float32)[None, :]).to(DTYPE)
+        gamma, beta, time = affine
+        mean, scale = moments(raw, WIDTH, EPS)
+        value = (fast_mish((raw - mean) * scale * gamma + beta) + time).to(DTYPE)
     elif chunk == 0:
         value = tl.load(x_ptr + at, mask=exists[:, None], other=0.0).to(DTYPE)
     else:
@@ -104,11 +104,10 @@ def window_few(
     frame = first_frame - 2 + local
     exists = (frame >= 0) & (local < count + 2)
     keep = tl.load(keep_ptr + row, mask=exists & (local >= 2), other=-1).to(tl.int64)
+    affine = ()
+    if SOURCE == "raw":
+        affine = load_affine(gamma_ptr, beta_ptr, inner[None, :]) + (tl.load(time_ptr + inner[None, :]).to(tl.float32),)
     if PDL:
-        if SOURCE == "raw":
-            prefetch_numbers(gamma_ptr, WIDTH)
-            prefetch_numbers(beta_ptr, WIDTH)
-            prefetch_numbers(time_ptr, WIDTH)
         wait_predecessor()
 
     tails = tail_ptr + tail_column
@@ -117,9 +116,7 @@ def window_few(
         column = chunk * STEP + inner
         old = tails + ((page * 2 + frame + 2).to(tl.int64) * TAIL_WIDTH)[:, None] + column[None, :]
         before = tl.load(old, mask=(frame < 0)[:, None], other=0.0)
-        value = _source(
-            x_ptr, x_stride, skip_ptr, gamma_ptr, beta_ptr, time_ptr, row, inner, exists, chunk, STEP, WIDTH, SOURCE, EPS, DTYPE
-        )
+        value = _source(x_ptr, x_stride, skip_ptr, affine, row, inner, exists, chunk, STEP, WIDTH, SOURCE, EPS, DTYPE)
         mine = (column // (CHANNELS // GROUPS) == group)[None, :]
         tl.store(tails + (keep * TAIL_WIDTH)[:, None] + column[None, :], value, mask=mine & (keep >= 0)[:, None])
         if SAVE:

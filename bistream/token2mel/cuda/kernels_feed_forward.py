@@ -7,9 +7,9 @@
 import triton
 import triton.language as tl
 
-from bistream.gpu.arithmetic import gelu, layer_norm
+from bistream.gpu.arithmetic import gelu
 from bistream.gpu.dependent_launch import start_successor, wait_predecessor
-from bistream.token2mel.cuda.pieces_few import add_rows
+from bistream.token2mel.cuda.pieces_few import add_rows, load_affine, moments
 
 
 @triton.jit
@@ -30,21 +30,21 @@ def feed_forward_few(
         if PDL:
             wait_predecessor()
         return
-    column = tl.arange(0, WIDTH)
+    column = tl.arange(0, WIDTH)[None, :]
     feature = part * DEPTH + tl.arange(0, DEPTH)
-    w_in = tl.load(w_in_ptr + feature[:, None] * WIDTH + column[None, :])
-    w_out = tl.load(w_out_ptr + column[:, None] * SIZE + feature[None, :])
-    gamma = tl.load(gamma_ptr + column)
-    beta = tl.load(beta_ptr + column)
-    bias = tl.load(bias_out_ptr + column).to(tl.float32)
+    own = part * (WIDTH * DEPTH // SIZE) + tl.arange(0, WIDTH * DEPTH // SIZE)[None, :]
+    w_in = tl.load(w_in_ptr + feature[:, None] * WIDTH + column)
+    w_out = tl.load(w_out_ptr + tl.arange(0, WIDTH)[:, None] * SIZE + feature[None, :])
+    gamma, beta = load_affine(gamma_ptr, beta_ptr, column)
+    own_bias = tl.load(bias_out_ptr + own).to(tl.float32)
     bias_in = tl.load(bias_in_ptr + feature).to(tl.float32)
-    row = first + tl.arange(0, ROWS)
-    at = row[:, None] * WIDTH + column[None, :]
-    mine = (row < live)[:, None] & (column // (WIDTH * DEPTH // SIZE) == part)[None, :]
+    row = first + tl.arange(0, ROWS)[:, None]
     if PDL:
         wait_predecessor()
-    x = tl.load(odd_ptr + at)
-    normed = layer_norm(x, gamma, beta, WIDTH, EPS).to(w_in.dtype)
-    tl.atomic_add(even_ptr + at, x + bias[None, :], mask=mine, sem="relaxed")
+    x = tl.load(odd_ptr + row * WIDTH + column)
+    own_x = tl.load(odd_ptr + row * WIDTH + own)
+    mean, scale = moments(x, WIDTH, EPS)
+    normed = ((x - mean) * scale * gamma + beta).to(w_in.dtype)
+    tl.atomic_add(even_ptr + row * WIDTH + own, own_x + own_bias, mask=row < live, sem="relaxed")
     inner = gelu(tl.dot(normed, w_in.T) + bias_in[None, :]).to(w_in.dtype)
     add_rows(even_ptr + first * WIDTH, tl.dot(inner, w_out.T), first, live, ROWS, WIDTH)

@@ -204,7 +204,7 @@ class _Half:
         kernels_feed_forward.feed_forward_few[(size // depth * (self.frames // rows),)](
             self.odd, norm.weight, norm.bias, block.linear_in.weight, block.linear_in.bias, block.linear_out.weight,
             block.linear_out.bias, self.live, self.x, WIDTH=self.width, SIZE=size, DEPTH=depth, ROWS=rows, EPS=_EPS,
-            **self._options(8),
+            **self._options(depth // 16),
         )  # fmt: skip
 
     def _options(self, warps: int, follows: bool = True) -> dict[str, Any]:

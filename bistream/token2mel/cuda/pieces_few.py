@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Pieces of the kernels for few rows: prefetches to the L2 cache, products of halves, sums over programs."""
+"""Pieces of the kernels for few rows: prefetches to the L2 cache, norms, products of halves, sums over programs."""
 
 import triton
 import triton.language as tl
@@ -16,9 +16,18 @@ def prefetch(address):
 
 
 @triton.jit
-def prefetch_numbers(ptr, SIZE: tl.constexpr):
-    """``prefetch`` SIZE consecutive 16-bit numbers."""
-    prefetch(ptr + tl.arange(0, SIZE // 64) * 64)
+def load_affine(gamma_ptr, beta_ptr, column):
+    """Scale and shift of a norm at these columns, float32 of the shape of ``column``: [1, columns], so that they come in the layout of
+    the rows that they are applied to."""
+    return tl.load(gamma_ptr + column).to(tl.float32), tl.load(beta_ptr + column).to(tl.float32)
+
+
+@triton.jit
+def moments(x, WIDTH: tl.constexpr, EPS: tl.constexpr):
+    """Mean and inverse standard deviation of every row, [rows, 1]."""
+    mean = tl.sum(x, axis=1, keep_dims=True) * (1.0 / WIDTH)
+    centred = x - mean
+    return mean, tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) * (1.0 / WIDTH) + EPS)
 
 
 @triton.jit

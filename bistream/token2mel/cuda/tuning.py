@@ -29,7 +29,7 @@ class FewTiles:
     key_splits: int
     attend_rows: int
     attend_stages: int = 3
-    feed_depth: int = 128
+    feed_depth: int = 64
 
 
 @dataclass(frozen=True)
