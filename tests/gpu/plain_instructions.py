@@ -18,3 +18,8 @@ def add(a, b):
 @triton.jit
 def squares(x):
     return (x * x * 16777216.0 + 0.5).to(tl.int64)
+
+
+@triton.jit
+def inverse(x):
+    return 1.0 / x

@@ -1,148 +1,138 @@
 # mypy: ignore-errors
-"""Causal convolutions of kernel 3 of the estimator for few rows, in Gluon, with the operations before them.
+"""Causal convolutions of kernel 3 of the estimator for few rows, with the operations before them.
 
 A program computes the three taps for a window of rows at once and adds them afterwards, each shifted by its rows; the first two rows
 of a window are its history: rows before it, or the tail of the session's last stored chunk where its new part begins.
 """
 
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
+import triton
+import triton.language as tl
 
-from bistream.gpu.arithmetic import fast_mish, layer_norm
+from bistream.gpu.arithmetic import fast_mish
 from bistream.gpu.dependent_launch import start_successor, wait_predecessor
 from bistream.token2mel.cuda.batch import WINDOW_ITEM_NUMBERS, WindowItemField
-from bistream.token2mel.cuda.pieces_few import copy_rows, prefetch, product
+from bistream.token2mel.cuda.pieces_few import load_affine, moments
 
-ITEM_NUMBERS = gl.constexpr(WINDOW_ITEM_NUMBERS)
-ITEM_FIRST_ROW = gl.constexpr(int(WindowItemField.FIRST_ROW))
-ITEM_FIRST_FRAME = gl.constexpr(int(WindowItemField.FIRST_FRAME))
-ITEM_ROWS = gl.constexpr(int(WindowItemField.ROWS))
-ITEM_PAGE = gl.constexpr(int(WindowItemField.PAGE))
-PARTS = gl.constexpr(4)  # three taps and the shortcut
-
-
-@gluon.jit
-def _window(item_ptr, keep_ptr, item, local):
-    """First row, its frame, rows and page of a window; where the tails of its rows are kept, or -1."""
-    record = item_ptr + item * ITEM_NUMBERS
-    first_row = gl.load(record + ITEM_FIRST_ROW)
-    first_frame = gl.load(record + ITEM_FIRST_FRAME)
-    count = gl.load(record + ITEM_ROWS)
-    page = gl.load(record + ITEM_PAGE)
-    exists = (first_frame - 2 + local >= 0) & (local >= 2) & (local < count + 2)
-    keep = gl.load(keep_ptr + first_row - 2 + local, mask=exists, other=-1).to(gl.int64)
-    return first_row, first_frame, count, page, keep
+ITEM_NUMBERS = tl.constexpr(WINDOW_ITEM_NUMBERS)
+ITEM_FIRST_ROW = tl.constexpr(int(WindowItemField.FIRST_ROW))
+ITEM_FIRST_FRAME = tl.constexpr(int(WindowItemField.FIRST_FRAME))
+ITEM_ROWS = tl.constexpr(int(WindowItemField.ROWS))
+ITEM_PAGE = tl.constexpr(int(WindowItemField.PAGE))
+TAPS = tl.constexpr(3)
+PARTS = tl.constexpr(4)  # three taps and the shortcut
 
 
-@gluon.jit
+@triton.jit
+def _weights(w_ptr, shortcut_w_ptr, first, column, CHANNELS: tl.constexpr, FEATURES: tl.constexpr, SHORTCUT: tl.constexpr):
+    """Weights of these channels and features: [channels, FEATURES * PARTS], the parts of a feature after one another."""
+    line = tl.arange(0, FEATURES * PARTS)
+    feature, part = first + line // PARTS, line % PARTS
+    at = w_ptr + ((feature * TAPS + part) * CHANNELS)[None, :] + column[:, None]
+    if SHORTCUT:
+        straight = shortcut_w_ptr + (feature * CHANNELS)[None, :] + column[:, None]
+        return tl.load(tl.where((part < TAPS)[None, :], at, straight))
+    return tl.load(at, mask=(part < TAPS)[None, :], other=0.0)
+
+
+@triton.jit
 def _source(
-    x_ptr, x_stride, skip_ptr, gamma_ptr, beta_ptr, time_ptr, row, inner, exists, chunk: gl.constexpr, WIDTH: gl.constexpr,
-    SOURCE: gl.constexpr, EPS: gl.constexpr, DTYPE: gl.constexpr,
+    x_ptr, x_stride, skip_ptr, affine, row, inner, exists, chunk: tl.constexpr, STEP: tl.constexpr, WIDTH: tl.constexpr,
+    SOURCE: tl.constexpr, EPS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """A chunk of the channels of these rows in 16 bit, zeros where a row does not exist. See ``window_few``."""
-    STEP: gl.constexpr = inner.shape[0]
-    column = chunk * STEP + inner
-    mask = gl.expand_dims(exists, 1)
-    at = gl.expand_dims(row * WIDTH, 1) + gl.expand_dims(inner, 0)
+    """A chunk of the channels of these rows in 16 bit, zeros where a row does not exist. See ``window_few``; affine: of "raw"."""
+    at = row[:, None] * WIDTH + inner[None, :]
     if SOURCE == "rows":
-        value = gl.load(x_ptr + gl.expand_dims(row * x_stride, 1) + gl.expand_dims(column, 0), mask=mask, other=0.0)
+        value = tl.load(x_ptr + row[:, None] * x_stride + (chunk * STEP + inner)[None, :], mask=exists[:, None], other=0.0)
     elif SOURCE == "raw":
-        raw = gl.load(x_ptr + at, mask=mask, other=0.0).to(gl.float32)
-        value = fast_mish(layer_norm(raw, gl.load(gamma_ptr + column), gl.load(beta_ptr + column), WIDTH, EPS))
-        value = (value + gl.expand_dims(gl.load(time_ptr + column).to(gl.float32), 0)).to(DTYPE)
+        raw = tl.load(x_ptr + at, mask=exists[:, None], other=0.0).to(tl.float32)
+        gamma, beta, time = affine
+        mean, scale = moments(raw, WIDTH, EPS)
+        value = (fast_mish((raw - mean) * scale * gamma + beta) + time).to(DTYPE)
     elif chunk == 0:
-        value = gl.load(x_ptr + at, mask=mask, other=0.0).to(DTYPE)
+        value = tl.load(x_ptr + at, mask=exists[:, None], other=0.0).to(DTYPE)
     else:
-        value = gl.load(skip_ptr + at, mask=mask, other=0.0)
+        value = tl.load(skip_ptr + at, mask=exists[:, None], other=0.0)
     return value
 
 
-@gluon.jit
+@triton.jit
+def _shifted(tap, row, SHIFT: tl.constexpr):
+    """Row r is row r - SHIFT of ``tap``; the first rows are of no use."""
+    index = tl.maximum(row - SHIFT, 0)[:, None]
+    return tl.gather(tap, tl.broadcast_to(index, tap.shape), 0)
+
+
+@triton.jit
 def window_few(
-    x_ptr, x_stride, skip_ptr, gamma_ptr, beta_ptr, time_ptr, w_ptr, bias_ptr, shortcut_bias_ptr, count_ptr, item_ptr, keep_ptr,
-    tail_ptr, tail_column, out_ptr, shortcut_ptr, save_ptr,
-    CHANNELS: gl.constexpr, FEATURES: gl.constexpr, STEP: gl.constexpr, SOURCE: gl.constexpr, SHORTCUT: gl.constexpr, SAVE: gl.constexpr,
-    WINDOW: gl.constexpr, WIDTH: gl.constexpr, TAIL_WIDTH: gl.constexpr, EPS: gl.constexpr, num_warps: gl.constexpr,
+    x_ptr, x_stride, skip_ptr, gamma_ptr, beta_ptr, time_ptr, w_ptr, bias_ptr, shortcut_w_ptr, shortcut_bias_ptr, count_ptr, item_ptr,
+    keep_ptr, tail_ptr, tail_column, out_ptr, shortcut_ptr, save_ptr,
+    CHANNELS: tl.constexpr, FEATURES: tl.constexpr, STEP: tl.constexpr, SOURCE: tl.constexpr, SHORTCUT: tl.constexpr, SAVE: tl.constexpr,
+    WINDOW: tl.constexpr, WIDTH: tl.constexpr, TAIL_WIDTH: tl.constexpr, EPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Convolution [rows, CHANNELS] -> out, 16 bit [rows, WIDTH]. Grid: WIDTH / FEATURES times any number n: a program
-    computes every n-th window.
+    """Convolution [rows, CHANNELS] -> out, 16 bit [rows, WIDTH]. Grid: WIDTH / FEATURES * windows.
 
     SOURCE "rows": x is 16 bit, rows ``x_stride`` apart. "stream": float32 [rows, WIDTH], followed by the channels of ``skip`` (16 bit
     [rows, WIDTH]), if there are more. "raw": mish(LayerNorm(x)) + time of 16 bit x.
-    w: [WIDTH / FEATURES, PARTS, FEATURES, CHANNELS]. SHORTCUT: the fourth part and its bias, float32 to ``shortcut``.
+    w: [WIDTH, TAPS, CHANNELS]. SHORTCUT: a product with [WIDTH, CHANNELS] and its bias, float32 to ``shortcut``.
     SAVE: the source in 16 bit to ``save`` [rows, WIDTH].
     count: int32, number of windows. item: int32 [windows, ITEM_NUMBERS], see ``batch.WindowItemField``.
     keep: int32 [rows], 2 * page + slot of a kept tail, or -1. tail: [pages, 2, TAIL_WIDTH], from ``tail_column`` on.
     """
-    start_successor()
-    GROUPS: gl.constexpr = WIDTH // FEATURES
-    group = gl.program_id(0) % GROUPS
-    first_item = gl.program_id(0) // GROUPS
-    items = gl.load(count_ptr)
-    if first_item >= items:
-        wait_predecessor()
+    if PDL:
+        start_successor()
+    GROUPS: tl.constexpr = WIDTH // FEATURES
+    CHUNKS: tl.constexpr = CHANNELS // STEP
+    DTYPE: tl.constexpr = w_ptr.dtype.element_ty
+    group = tl.program_id(0) % GROUPS
+    item = tl.program_id(0) // GROUPS
+    if item >= tl.load(count_ptr):
+        if PDL:
+            wait_predecessor()
         return
-    LANES: gl.constexpr = STEP // 8 if STEP < 256 else 32  # of a warp along a row
-    ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [num_warps, 1], [1, 0])
-    CHUNKS: gl.constexpr = CHANNELS // STEP
-    DTYPE: gl.constexpr = w_ptr.dtype.element_ty
-    N: gl.constexpr = PARTS * FEATURES
-    w = gl.allocate_shared_memory(DTYPE, [CHUNKS, N, STEP], gl.NVMMASharedLayout.get_default_for([N, STEP], DTYPE))
-    x = gl.allocate_shared_memory(DTYPE, [CHUNKS, WINDOW, STEP], gl.NVMMASharedLayout.get_default_for([WINDOW, STEP], DTYPE))
-    for chunk in gl.static_range(CHUNKS):
-        copy_rows(w.index(chunk), w_ptr + group * (N * CHANNELS) + chunk * STEP, CHANNELS, N, STEP, num_warps)
-    local = gl.arange(0, WINDOW, layout=gl.SliceLayout(1, ROWS))
-    inner = gl.arange(0, STEP, layout=gl.SliceLayout(0, ROWS))
+    inner = tl.arange(0, STEP)
+    weights = ()
+    for chunk in tl.static_range(CHUNKS):
+        w = _weights(w_ptr, shortcut_w_ptr, group * FEATURES, chunk * STEP + inner, CHANNELS, FEATURES, SHORTCUT)
+        weights = weights + (w,)
+    record = item_ptr + item * ITEM_NUMBERS
+    first_row = tl.load(record + ITEM_FIRST_ROW)
+    first_frame = tl.load(record + ITEM_FIRST_FRAME)
+    count = tl.load(record + ITEM_ROWS)
+    page = tl.load(record + ITEM_PAGE)
+    local = tl.arange(0, WINDOW)
+    row = first_row - 2 + local
+    frame = first_frame - 2 + local
+    exists = (frame >= 0) & (local < count + 2)
+    keep = tl.load(keep_ptr + row, mask=exists & (local >= 2), other=-1).to(tl.int64)
+    affine = ()
     if SOURCE == "raw":
-        prefetch(gamma_ptr, WIDTH)
-        prefetch(beta_ptr, WIDTH)
-        prefetch(time_ptr, WIDTH)
-    first_row, first_frame, count, page, keep = _window(item_ptr, keep_ptr, first_item, local)
-    wait_predecessor()
+        affine = load_affine(gamma_ptr, beta_ptr, inner[None, :]) + (tl.load(time_ptr + inner[None, :]).to(tl.float32),)
+    if PDL:
+        wait_predecessor()
 
-    groups = gl.num_programs(0) // GROUPS
-    for item in range(first_item, items, groups):
-        frame = first_frame - 2 + local
-        row = first_row - 2 + local
-        exists = (frame >= 0) & (local < count + 2)
-        tails = tail_ptr + tail_column
-        for chunk in gl.static_range(CHUNKS):
-            column = chunk * STEP + inner
-            old = tails + gl.expand_dims((page * 2 + frame + 2).to(gl.int64) * TAIL_WIDTH, 1) + gl.expand_dims(column, 0)
-            before = gl.load(old, mask=gl.expand_dims(frame < 0, 1), other=0.0)
-            value = _source(x_ptr, x_stride, skip_ptr, gamma_ptr, beta_ptr, time_ptr, row, inner, exists, chunk, WIDTH, SOURCE, EPS, DTYPE)
-            mine = gl.expand_dims(column // (CHANNELS // (WIDTH // FEATURES)) == group, 0)
-            kept = tails + gl.expand_dims(keep * TAIL_WIDTH, 1) + gl.expand_dims(column, 0)
-            x.index(chunk).store(gl.where(gl.expand_dims(frame < 0, 1), before, value))
-            gl.store(kept, value, mask=mine & gl.expand_dims(keep >= 0, 1))
-            if SAVE:
-                at = gl.expand_dims(row * WIDTH, 1) + gl.expand_dims(inner, 0)
-                gl.store(save_ptr + at, value, mask=mine & gl.expand_dims(exists & (local >= 2), 1))
-        async_copy.wait_group(0)
-        gl.thread_barrier()
-        total = product(x.index(0), w.index(0), STEP, N, WINDOW, STEP // 64, num_warps)
-        for chunk in gl.static_range(1, CHUNKS):
-            total += product(x.index(chunk), w.index(chunk), STEP, N, WINDOW, STEP // 64, num_warps)
+    tails = tail_ptr + tail_column
+    total = tl.zeros([WINDOW, FEATURES * PARTS], tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        column = chunk * STEP + inner
+        old = tails + ((page * 2 + frame + 2).to(tl.int64) * TAIL_WIDTH)[:, None] + column[None, :]
+        before = tl.load(old, mask=(frame < 0)[:, None], other=0.0)
+        value = _source(x_ptr, x_stride, skip_ptr, affine, row, inner, exists, chunk, STEP, WIDTH, SOURCE, EPS, DTYPE)
+        mine = (column // (CHANNELS // GROUPS) == group)[None, :]
+        tl.store(tails + (keep * TAIL_WIDTH)[:, None] + column[None, :], value, mask=mine & (keep >= 0)[:, None])
+        if SAVE:
+            at = row[:, None] * WIDTH + inner[None, :]
+            tl.store(save_ptr + at, value, mask=mine & (exists & (local >= 2))[:, None])
+        total = tl.dot(tl.where((frame < 0)[:, None], before, value), weights[chunk], total)
 
-        TAPS: gl.constexpr = gl.BlockedLayout([1, PARTS, 1], [2, 1, 16], [num_warps, 1, 1], [2, 1, 0])
-        taps = gl.convert_layout(total.reshape((WINDOW, PARTS, FEATURES)), TAPS)
-        even, odd = gl.split(taps.permute((0, 2, 1)).reshape((WINDOW, FEATURES, 2, 2)))
-        tap_0, tap_2 = gl.split(even)
-        tap_1, straight = gl.split(odd)
-        OUT: gl.constexpr = tap_0.type.layout
-        out_local = gl.arange(0, WINDOW, layout=gl.SliceLayout(1, OUT))
-        feature = gl.arange(0, FEATURES, layout=gl.SliceLayout(0, OUT))
-        index = gl.expand_dims(out_local, 1) + gl.expand_dims(feature * 0, 0)
-        column = group * FEATURES + feature
-        out = gl.gather(tap_0, gl.maximum(index - 2, 0), 0) + gl.gather(tap_1, gl.maximum(index - 1, 0), 0) + tap_2
-        out += gl.expand_dims(gl.load(bias_ptr + column).to(gl.float32), 0)
-        is_out = gl.expand_dims((out_local >= 2) & (out_local < count + 2), 1) & gl.expand_dims(feature >= 0, 0)
-        at = gl.expand_dims((first_row - 2 + out_local) * WIDTH, 1) + gl.expand_dims(column, 0)
-        gl.store(out_ptr + at, out.to(DTYPE), mask=is_out)
-        if SHORTCUT:
-            straight += gl.expand_dims(gl.load(shortcut_bias_ptr + column).to(gl.float32), 0)
-            gl.store(shortcut_ptr + at, straight, mask=is_out)
-        gl.thread_barrier()
-        if item + groups < items:
-            first_row, first_frame, count, page, keep = _window(item_ptr, keep_ptr, item + groups, local)
+    even, odd = tl.split(total.reshape((WINDOW, FEATURES, 2, 2)))
+    tap_0, tap_2 = tl.split(even)
+    tap_1, straight = tl.split(odd)
+    feature = group * FEATURES + tl.arange(0, FEATURES)
+    out = _shifted(tap_0, local, 2) + _shifted(tap_1, local, 1) + tap_2
+    out += tl.load(bias_ptr + feature).to(tl.float32)[None, :]
+    is_out = ((local >= 2) & (local < count + 2))[:, None]
+    at = row[:, None] * WIDTH + feature[None, :]
+    tl.store(out_ptr + at, out.to(DTYPE), mask=is_out)
+    if SHORTCUT:
+        straight += tl.load(shortcut_bias_ptr + feature).to(tl.float32)[None, :]
+        tl.store(shortcut_ptr + at, straight, mask=is_out)

@@ -16,7 +16,7 @@ from bistream.token2mel.cuda.launches_few import FewEstimator
 from bistream.token2mel.cuda.launches_many import ManyEstimator
 from bistream.token2mel.cuda.memory import FlowBuffers
 from bistream.token2mel.cuda.tuning import Tuning
-from bistream.token2mel.cuda.weights import FlowWeights
+from bistream.token2mel.cuda.weights import EncoderWeights
 from bistream.token2mel.flow import FlowNetwork
 from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 
@@ -29,7 +29,7 @@ class CudaSolver:
     def __init__(
         self,
         network: FlowNetwork,
-        weights: FlowWeights,
+        weights: EncoderWeights,
         pages: FlowPages,
         buffers: FlowBuffers,
         arrays: BatchArrays[Tensor],
@@ -49,12 +49,11 @@ class CudaSolver:
         self.speakers = speakers
         self.free_velocities = free_velocities
         self.frames = bucket.tokens * config.token_mel_ratio
-        self.encoder = CudaEncoder(config, network, weights.encoder, pages, buffers, arrays, bucket, tuning, left_context_chunks)
+        self.encoder = CudaEncoder(config, network, weights, pages, buffers, arrays, bucket, tuning, left_context_chunks)
         sizes, estimator = config.estimator, network.matching.estimator
         self.estimator: FewEstimator | ManyEstimator
         if tuning.few is not None:
-            assert weights.few is not None
-            self.estimator = FewEstimator(sizes, estimator, weights.few, pages, buffers, arrays, tuning.few, left_context_chunks)
+            self.estimator = FewEstimator(sizes, estimator, pages, buffers, arrays, tuning.few, left_context_chunks)
         else:
             self.estimator = ManyEstimator(sizes, estimator, pages, buffers, arrays, bucket, tuning, left_context_chunks)
         self.is_finite = torch.zeros(self.frames, dtype=torch.bool, device=network.device)

@@ -4,8 +4,9 @@ State is read from and written to the pages, at the places that the batch's arra
 the end of an evaluation, so each has its own stream (in a recorded graph: its own branch), and one computes while the other waits for
 memory.
 
-The kernels of a half follow one another by programmatic dependent launch: a kernel prefetches its weights and stored chunks while
-its predecessor runs. For that, two successive kernels should fit on a multiprocessor together.
+The kernels of a half follow one another by programmatic dependent launch, where the GPU has it (from compute capability 9.0 on): a
+kernel prefetches its weights and stored chunks while its predecessor runs. For that, two successive kernels should fit on a
+multiprocessor together.
 """
 
 from __future__ import annotations
@@ -23,15 +24,12 @@ from bistream.token2mel.cuda import kernels_attention_few, kernels_convolution_f
 from bistream.token2mel.cuda.batch import WINDOW_FRAMES, BatchArrays
 from bistream.token2mel.cuda.memory import FlowBuffers
 from bistream.token2mel.cuda.tuning import FewTiles
-from bistream.token2mel.cuda.weights import FewWeights
 from bistream.token2mel.estimator import Estimator, ResidualBlock, TransformerBlock, Unit, block_count, conv_inputs
 from bistream.token2mel.layers import WindowLinear
 from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 
 _EPS = 1e-5
-_DEPTH = 128  # hidden features per program of the feed-forward
 _WINDOW = WINDOW_FRAMES + 2  # rows of a convolution's window, history included
-_WINDOW_PROGRAMS = 256
 
 
 @dataclass(frozen=True)
@@ -51,14 +49,14 @@ class FewEstimator:
         self,
         config: EstimatorConfig,
         network: Estimator,
-        weights: FewWeights,
         pages: FlowPages,
         buffers: FlowBuffers,
         arrays: BatchArrays[Tensor],
         tiles: FewTiles,
         left_context_chunks: int,
     ) -> None:
-        batch = _Batch(config, network, weights, pages, arrays, tiles, left_context_chunks)
+        dependent_launch = torch.cuda.get_device_properties(buffers.x.device).major >= 9
+        batch = _Batch(config, network, pages, arrays, tiles, left_context_chunks, dependent_launch)
         self._halves = [_Half(batch, buffers, half) for half in range(GUIDANCE_ROWS)]
         self._device = buffers.x.device
 
@@ -89,11 +87,11 @@ class _Batch:
 
     config: EstimatorConfig
     network: Estimator
-    weights: FewWeights
     pages: FlowPages
     arrays: BatchArrays[Tensor]
     tiles: FewTiles
     left_context_chunks: int
+    dependent_launch: bool
 
 
 class _Half:
@@ -155,14 +153,15 @@ class _Half:
         features = batch.tiles.window_features
         norm = source.norm or batch.network.final_block.norm  # not read without "raw"
         time = source.time if source.time is not None else norm.bias
+        straight = shortcut or conv
         is_first = self._tail_column == 0  # it follows a kernel of another stream and must wait for its end
-        kernels_convolution_few.window_few[(_WINDOW_PROGRAMS,)](
-            source.rows, source.rows.stride(0), self.source, norm.weight, norm.bias, time, batch.weights.windows[conv, features], conv.bias,
-            (shortcut or conv).bias, arrays.window_items, arrays.window_item, arrays.frames.tail,
+        kernels_convolution_few.window_few[(self.width // features * len(arrays.window_item),)](
+            source.rows, source.rows.stride(0), self.source, norm.weight, norm.bias, time, conv.weight, conv.bias,
+            straight.weight, straight.bias, arrays.window_items, arrays.window_item, arrays.frames.tail,
             batch.pages.tail[self._step][self.half], self._tail_column, out, self.shortcut, self.source,
             CHANNELS=channels, FEATURES=features, STEP=math.gcd(channels, self.width), SOURCE=source.kind,
             SHORTCUT=shortcut is not None, SAVE=save is not None, WINDOW=_WINDOW, WIDTH=self.width, TAIL_WIDTH=self._tail_width, EPS=_EPS,
-            num_warps=8, maxnreg=128, launch_pdl=not is_first,
+            maxnreg=128, **self._options(8, follows=not is_first),
         )  # fmt: skip
         self._tail_column += channels
 
@@ -177,35 +176,38 @@ class _Half:
         before = residual.block2.norm if residual is not None else norm
         kernels_attention_few.query_few[(batch.config.num_heads * self.frames // rows,)](
             self.x if residual is None else self.shortcut, self.active, before.weight, before.bias, norm.weight, norm.bias,
-            block.to_query.weight, batch.weights.keys[block], block.to_out.bias, self.live, batch.arrays.frames.keep, self.odd,
-            self.normed, self._memory(), self.query, FIRST=residual is not None, ROWS=rows, EPS=_EPS, **self._heads, **_options(4),
+            block.to_query.weight, block.to_keys_values.weight, block.to_out.bias, self.live, batch.arrays.frames.keep, self.odd,
+            self.normed, self._memory(), self.query, FIRST=residual is not None, ROWS=rows, EPS=_EPS, **self._heads,
+            **self._options(4),
         )  # fmt: skip
 
     def _attend(self, block: TransformerBlock) -> None:
         """Attention, values and output projection, added to ``odd``."""
-        batch, arrays, heads, rows = self.batch, self.batch.arrays, self.batch.config.num_heads, self.batch.tiles.rows
-        values, output = block.to_keys_values.weight[block.to_query.weight.shape[0] :], batch.weights.outputs[block]
-        splits = batch.tiles.key_splits
-        kernels_attention_few.attend_few[(heads * len(arrays.chunk_item),)](
+        batch, arrays, tiles = self.batch, self.batch.arrays, self.batch.tiles
+        heads, chunk, splits = batch.config.num_heads, batch.pages.chunk_frames, tiles.key_splits
+        values, output = block.to_keys_values.weight[block.to_query.weight.shape[0] :], block.to_out.weight
+        kernels_attention_few.attend_few[(heads * -(-chunk // tiles.attend_rows) * len(arrays.chunk_item),)](
             self.query, self.normed, self._memory(), arrays.chunk_items, arrays.chunk_item, arrays.table, values, output,
-            self.parts, self.lse, self.odd, self.x, self._scale, self.frames, CHUNK=batch.pages.chunk_frames,
-            TABLE=arrays.table.shape[1], LEFT=batch.left_context_chunks, SPLITS=splits, SLOTS=batch.tiles.slots, **self._heads,
-            **_options(4),
+            self.parts, self.lse, self.odd, self.x, self._scale, self.frames, CHUNK=chunk, TABLE=arrays.table.shape[1],
+            LEFT=batch.left_context_chunks, SPLITS=splits, ROWS=tiles.attend_rows, STAGES=tiles.attend_stages,
+            **self._heads, **self._options(4),
         )  # fmt: skip
         if splits > 1:
-            kernels_attention_few.join_few[(heads * self.frames // rows,)](
+            kernels_attention_few.join_few[(heads * self.frames // tiles.rows,)](
                 self.parts, self.lse, arrays.frame_splits, output, self.live, self.odd, self.frames,
-                SPLITS=splits, ROWS=rows, **self._heads, **_options(8),
+                SPLITS=splits, ROWS=tiles.rows, **self._heads, **self._options(8),
             )  # fmt: skip
 
     def _feed_forward(self, block: TransformerBlock) -> None:
-        norm, rows, size = block.norm_feed_forward, self.batch.tiles.feed_rows, block.linear_in.weight.shape[0]
-        kernels_feed_forward.feed_forward_few[(size // _DEPTH * (self.frames // rows),)](
+        norm, tiles, size = block.norm_feed_forward, self.batch.tiles, block.linear_in.weight.shape[0]
+        rows, depth = tiles.feed_rows, tiles.feed_depth
+        kernels_feed_forward.feed_forward_few[(size // depth * (self.frames // rows),)](
             self.odd, norm.weight, norm.bias, block.linear_in.weight, block.linear_in.bias, block.linear_out.weight,
-            block.linear_out.bias, self.live, self.x, WIDTH=self.width, SIZE=size, DEPTH=_DEPTH, ROWS=rows, EPS=_EPS,
-            **_options(4 if rows < 64 else 8),
+            block.linear_out.bias, self.live, self.x, WIDTH=self.width, SIZE=size, DEPTH=depth, ROWS=rows, EPS=_EPS,
+            **self._options(depth // 16),
         )  # fmt: skip
 
-
-def _options(warps: int) -> dict[str, Any]:
-    return {"num_warps": warps, "launch_pdl": True}
+    def _options(self, warps: int, follows: bool = True) -> dict[str, Any]:
+        """follows: the preceding kernel of the stream is one of ours."""
+        dependent = self.batch.dependent_launch
+        return {"PDL": dependent, "num_warps": warps, "launch_pdl": dependent and follows}

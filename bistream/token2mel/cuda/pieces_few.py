@@ -1,63 +1,49 @@
 # mypy: ignore-errors
-"""Pieces of the kernels for few rows, in Gluon: copies to shared memory, prefetches to L2, products, sums over programs."""
+"""Pieces of the kernels for few rows: prefetches to the L2 cache, norms, products of halves, sums over programs."""
 
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+import triton
+import triton.language as tl
 
-TILE = gl.constexpr(64)  # rows of a matrix instruction of a warp group
-
-
-@gluon.jit
-def prefetch(ptr, SIZE: gl.constexpr):
-    """Prefetch SIZE 16-bit numbers to L2. (The compiler could move a load after the wait.)"""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    line = ptr + gl.arange(0, SIZE // 64, layout=layout) * 64
-    gl.inline_asm_elementwise("prefetch.global.L2 [$1]; // $0", "=r,l", [line], dtype=gl.int32, is_pure=False, pack=1)
+from bistream.gpu.arithmetic import add_in_order
 
 
-@gluon.jit
-def copy_rows(slot, source, stride, ROWS: gl.constexpr, WIDTH: gl.constexpr, num_warps: gl.constexpr):
-    """Start copying ROWS rows, ``stride`` apart, into shared memory."""
-    lanes: gl.constexpr = WIDTH // 8 if WIDTH < 256 else 32
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [num_warps, 1], [1, 0])
-    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-    column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
-    async_copy.async_copy_global_to_shared(slot, source + gl.expand_dims(row * stride, 1) + gl.expand_dims(column, 0))
-    async_copy.commit_group()
+@triton.jit
+def prefetch(address):
+    """Have the line of every address brought to the L2 cache. (The compiler could move a load after the wait.)"""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
-@gluon.constexpr_function
-def product_layout(rows, num_warps):
-    """Layout of products of few rows: a warp has 16 rows, and the warps of the same rows share the features."""
-    return gl.NVMMADistributedLayout([2, 0], [rows // 16, num_warps * 16 // rows], [16, 8])
+@triton.jit
+def load_affine(gamma_ptr, beta_ptr, column):
+    """Scale and shift of a norm at these columns, float32 of the shape of ``column``: [1, columns], so that they come in the layout of
+    the rows that they are applied to."""
+    return tl.load(gamma_ptr + column).to(tl.float32), tl.load(beta_ptr + column).to(tl.float32)
 
 
-@gluon.jit
-def product(a, b, WIDTH: gl.constexpr, FEATURES: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr, num_warps: gl.constexpr):
-    """a [ROWS, WIDTH] b [FEATURES, WIDTH]^T, both in shared memory; in PARTS independent sums, so that products overlap."""
-    LAYOUT: gl.constexpr = product_layout(ROWS, num_warps)
-    SIZE: gl.constexpr = WIDTH // PARTS
-    total = gl.zeros([ROWS, FEATURES], gl.float32, layout=LAYOUT)
-    for part in gl.static_range(PARTS):
-        left = a.slice(part * SIZE, SIZE, dim=1).load(gl.DotOperandLayout(0, LAYOUT, 2))
-        right = b.slice(part * SIZE, SIZE, dim=1).permute((1, 0)).load(gl.DotOperandLayout(1, LAYOUT, 2))
-        total = add_apart(total, mma_v2(left, right, gl.zeros([ROWS, FEATURES], gl.float32, layout=LAYOUT)))
-    return total
+@triton.jit
+def moments(x, WIDTH: tl.constexpr, EPS: tl.constexpr):
+    """Mean and inverse standard deviation of every row, [rows, 1]."""
+    mean = tl.sum(x, axis=1, keep_dims=True) * (1.0 / WIDTH)
+    centred = x - mean
+    return mean, tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) * (1.0 / WIDTH) + EPS)
 
 
-@gluon.jit
-def add_apart(a, b):
-    """a + b that the compiler does not fuse into a product with a as its accumulator."""
-    return gl.inline_asm_elementwise("add.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=gl.float32, is_pure=True, pack=1)
+@triton.jit
+def dot_halves(a_first, a_second, b_first, b_second):
+    """A product whose sum is cut into halves. Few rows have a product of their own for each half: a sum in registers waits for every
+    step, and two of them overlap."""
+    first = tl.dot(a_first, b_first)
+    if a_first.shape[0] < 64:
+        return add_in_order(first, tl.dot(a_second, b_second))
+    return tl.dot(a_second, b_second, first)
 
 
-@gluon.jit
-def add_rows(target, out, first, live, WIDTH: gl.constexpr, num_warps: gl.constexpr):
-    """Atomically add out [rows, WIDTH] to float32 rows where ``first`` + row is below ``live``, in whole cache lines."""
-    LINES: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [num_warps, 1], [1, 0])
-    out = gl.convert_layout(out, LINES)
-    row = gl.arange(0, out.shape[0], layout=gl.SliceLayout(1, LINES))
-    column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LINES))
-    exists = gl.expand_dims(first + row < live, 1) & gl.expand_dims(column >= 0, 0)
-    gl.atomic_add(target + gl.expand_dims(row * WIDTH, 1) + gl.expand_dims(column, 0), out, mask=exists, sem="relaxed")
+@triton.jit
+def add_rows(target, out, first, live, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Atomically add out [ROWS, WIDTH] to float32 rows where ``first`` + row is below ``live``."""
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    exists = (first + row < live)[:, None] & (column >= 0)[None, :]
+    tl.atomic_add(target + row[:, None] * WIDTH + column[None, :], out, mask=exists, sem="relaxed")

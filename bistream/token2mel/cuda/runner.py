@@ -31,7 +31,7 @@ from bistream.token2mel.cuda.batch_filling import fill
 from bistream.token2mel.cuda.launches import CudaSolver
 from bistream.token2mel.cuda.memory import FlowBuffers
 from bistream.token2mel.cuda.tuning import BUCKETS, Tuning, tile_sizes, tuning_of
-from bistream.token2mel.cuda.weights import FlowWeights, pack_encoder, pack_few
+from bistream.token2mel.cuda.weights import pack_encoder
 from bistream.token2mel.first_step import FIRST_CHUNKS, FirstStep
 from bistream.token2mel.flow import FlowNetwork
 from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
@@ -87,9 +87,7 @@ class CudaFlowRunner(FlowRunner):
         few_rows = max((rows[bucket] for bucket, tiles in few if tiles is not None), default=0)
         split_rows = max((rows[bucket] * tiles.key_splits for bucket, tiles in few if tiles is not None), default=0)
         self._buffers = FlowBuffers(config, frames, few_rows, split_rows, network.dtype, device)
-        features = {tiles.window_features for _, tiles in few if tiles is not None}
-        few_weights = pack_few(network.matching.estimator, config.estimator.num_heads, features) if features else None
-        self._weights = FlowWeights(pack_encoder(network.encoder, MAX_FRAMES), few_weights)
+        self._weights = pack_encoder(network.encoder, MAX_FRAMES)
         shapes = [batch_shapes(bucket, tile_sizes(tuning), config) for bucket, tuning in zip(self._buckets, tunings, strict=True)]
         size = max(batch_size(shape) for shape in shapes)
         pinned = device.type == "cuda"

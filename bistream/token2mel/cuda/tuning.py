@@ -15,8 +15,9 @@ _ENCODER_ROWS = 32  # query rows of an attention program of the encoder
 
 @dataclass(frozen=True)
 class FewTiles:
-    """For ``launches_few``. rows, feed_rows: per program of the linear layers and of the feed-forward. window_features: per program of
-    the convolutions. slots: key tiles that an attention program has in flight.
+    """For ``launches_few``. Per program, rows: of queries and of joined splits; feed_rows, feed_depth: rows and hidden features of the
+    feed-forward; window_features: of the convolutions; attend_rows: of the attention, which has attend_stages - 1 tiles of keys in
+    shared memory.
 
     The keys of a tile are split into at most ``key_splits`` parts, as long as all tiles together have at most ``key_items``.
     """
@@ -26,7 +27,9 @@ class FewTiles:
     window_features: int
     key_items: int
     key_splits: int
-    slots: int
+    attend_rows: int
+    attend_stages: int = 3
+    feed_depth: int = 64
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,10 @@ class Tuning:
 
 
 FEW = {  # largest number of tokens: tuning
-    64: Tuning(FewTiles(16, 16, 16, key_items=8, key_splits=8, slots=3), encoder_tile=(16, 64, 128, 3, 4)),
-    128: Tuning(FewTiles(16, 16, 16, key_items=8, key_splits=2, slots=3), encoder_tile=(16, 64, 128, 3, 4)),
-    256: Tuning(FewTiles(16, 64, 32, key_items=16, key_splits=2, slots=2), encoder_tile=(64, 64, 64, 3, 4)),
-    384: Tuning(FewTiles(64, 64, 32, key_items=1, key_splits=1, slots=2), encoder_tile=(64, 64, 64, 3, 4)),
+    64: Tuning(FewTiles(16, 16, 16, key_items=1, key_splits=1, attend_rows=16), encoder_tile=(16, 64, 128, 3, 4)),
+    128: Tuning(FewTiles(16, 16, 16, key_items=8, key_splits=2, attend_rows=16), encoder_tile=(16, 64, 128, 3, 4)),
+    256: Tuning(FewTiles(16, 64, 32, key_items=16, key_splits=2, attend_rows=64), encoder_tile=(64, 64, 64, 3, 4)),
+    384: Tuning(FewTiles(64, 64, 32, key_items=1, key_splits=1, attend_rows=64), encoder_tile=(64, 64, 64, 3, 4)),
 }
 MANY = Tuning(few=None, encoder_tile=(64, 64, 64, 3, 4))
 
