@@ -68,7 +68,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     "gpu": (
         frozenset({"device", "steps"}),
         frozenset({"fidelity", "kept_tensors", "precision", "recording", "claims", "side_stream", "tier"}),  # of every tier
-        frozenset({"arithmetic", "barriers", "dependent_launch", "tensor_tiles", "compile_worker"}),  # of kernels: these import triton
+        frozenset({"arithmetic", "dependent_launch", "compile_worker"}),  # of kernels: these import triton
         frozenset({"compile_ahead"}),
     ),
     "contract": (
@@ -108,9 +108,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
 }
 IMPORT_TRITON = {
     "arithmetic",
-    "barriers",
     "dependent_launch",
-    "tensor_tiles",
     "compile_ahead",
     "compile_worker",
 }  # modules of gpu; beside them only the cuda folders

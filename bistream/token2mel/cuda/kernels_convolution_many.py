@@ -13,19 +13,20 @@ import triton.language as tl
 
 from bistream.gpu.arithmetic import layer_norm, mish
 from bistream.gpu.dependent_launch import begin
+from bistream.token2mel.cuda.pieces_many import product, store_norm
 
 
 @triton.jit
 def _window(
-    x_ptr, x_stride, w_ptr, bias_ptr, live, frame_ptr, last_ptr, keep_ptr, tail_ptr, tail_half_stride, tail_column, first, feature, keeps,
-    rows, CHANNELS: tl.constexpr, TAIL_WIDTH: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
+    x_ptr, x_stride, w_ptr, bias_ptr, live, frame_ptr, last_ptr, keep_ptr, tail_ptr, tail_column, first, feature, keeps,
+    CHANNELS: tl.constexpr, TAIL_WIDTH: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Convolution plus bias, float32 [TILE, features], of rows from ``first`` on; ``keeps``: store their input to kept tails."""
     row = first + tl.arange(0, TILE)
-    is_live = (row % rows) < live
-    frame = tl.load(frame_ptr + row % rows, mask=is_live, other=2)
-    last = tl.load(last_ptr + row % rows, mask=is_live, other=0).to(tl.int64)
-    tails = tail_ptr + (first // rows) * tail_half_stride + tail_column
+    is_live = row < live
+    frame = tl.load(frame_ptr + row, mask=is_live, other=2)
+    last = tl.load(last_ptr + row, mask=is_live, other=0).to(tl.int64)
+    tails = tail_ptr + tail_column
     inner = tl.arange(0, STEP)
     total = tl.zeros([TILE, feature.shape[0]], tl.float32)
     for at in tl.range(0, 3 * CHANNELS, STEP, num_stages=STAGES):
@@ -37,7 +38,7 @@ def _window(
         w = tl.load(w_ptr + feature[None, :] * (3 * CHANNELS) + (at + inner)[:, None])
         total = tl.dot(x, w, total)
     if keeps:
-        keep = tl.load(keep_ptr + row % rows, mask=is_live, other=-1).to(tl.int64)
+        keep = tl.load(keep_ptr + row, mask=is_live, other=-1).to(tl.int64)
         if tl.max(keep) >= 0:
             for channel in tl.range(0, CHANNELS, STEP):
                 kept = tl.load(x_ptr + row[:, None] * x_stride + (channel + inner)[None, :], mask=(keep >= 0)[:, None], other=0.0)
@@ -47,8 +48,8 @@ def _window(
 
 @triton.jit
 def window_linear(
-    x_ptr, x_stride, w_ptr, bias_ptr, live_ptr, frame_ptr, last_ptr, keep_ptr, tail_ptr, tail_half_stride, tail_column, out_ptr,
-    rows, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TAIL_WIDTH: tl.constexpr, TILE: tl.constexpr,
+    x_ptr, x_stride, w_ptr, bias_ptr, live_ptr, frame_ptr, last_ptr, keep_ptr, tail_ptr, tail_column, out_ptr,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TAIL_WIDTH: tl.constexpr, TILE: tl.constexpr,
     FEATURES: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Convolution [rows, CHANNELS] (rows ``x_stride`` apart) -> [rows, WIDTH], 16 bit. Grid: (row tiles, WIDTH / FEATURES).
@@ -58,79 +59,59 @@ def window_linear(
     """
     live = tl.load(live_ptr)
     first = tl.program_id(0) * TILE
-    if first % rows >= live:
+    if first >= live:
         return
     begin(PDL)
     row = first + tl.arange(0, TILE)
     feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
-    total = _window(x_ptr, x_stride, w_ptr, bias_ptr, live, frame_ptr, last_ptr, keep_ptr, tail_ptr, tail_half_stride, tail_column, first,
-                    feature, tl.program_id(1) == 0, rows, CHANNELS, TAIL_WIDTH, TILE, STEP, STAGES)  # fmt: skip
+    total = _window(x_ptr, x_stride, w_ptr, bias_ptr, live, frame_ptr, last_ptr, keep_ptr, tail_ptr, tail_column, first,
+                    feature, tl.program_id(1) == 0, CHANNELS, TAIL_WIDTH, TILE, STEP, STAGES)  # fmt: skip
     tl.store(out_ptr + row[:, None] * WIDTH + feature[None, :], total.to(out_ptr.dtype.element_ty))
 
 
 @triton.jit
 def window_activate(
-    x_ptr, x_stride, w_ptr, bias_ptr, live_ptr, frame_ptr, last_ptr, keep_ptr, tail_ptr, tail_half_stride, tail_column,
+    x_ptr, x_stride, w_ptr, bias_ptr, live_ptr, frame_ptr, last_ptr, keep_ptr, tail_ptr, tail_column,
     gamma_ptr, beta_ptr, time_ptr, out_ptr,
-    rows, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TAIL_WIDTH: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TAIL_WIDTH: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
     STAGES: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     """The middle of a residual block: mish(LayerNorm(convolution)) + time, 16 bit [rows, WIDTH]. Grid: (row tiles,)."""
     live = tl.load(live_ptr)
     first = tl.program_id(0) * TILE
-    if first % rows >= live:
+    if first >= live:
         return
     row = first + tl.arange(0, TILE)
     feature = tl.arange(0, WIDTH)
-    raw = _window(x_ptr, x_stride, w_ptr, bias_ptr, live, frame_ptr, last_ptr, keep_ptr, tail_ptr, tail_half_stride, tail_column, first,
-                  feature, True, rows, CHANNELS, TAIL_WIDTH, TILE, STEP, STAGES)  # fmt: skip
+    raw = _window(x_ptr, x_stride, w_ptr, bias_ptr, live, frame_ptr, last_ptr, keep_ptr, tail_ptr, tail_column, first,
+                  feature, True, CHANNELS, TAIL_WIDTH, TILE, STEP, STAGES)  # fmt: skip
     out = mish(layer_norm(raw, tl.load(gamma_ptr + feature), tl.load(beta_ptr + feature), WIDTH, EPS))
     out += tl.load(time_ptr + feature).to(tl.float32)[None, :]
     tl.store(out_ptr + row[:, None] * WIDTH + feature[None, :], out.to(out_ptr.dtype.element_ty))
 
 
 @triton.jit
-def _store_norm(
-    x, row, column, first, live_ptr, gamma_ptr, beta_ptr, copy_ptr, copy_stride, keep_ptr, page_ptr, page_half_stride,
-    rows, WIDTH: tl.constexpr, KEEP: tl.constexpr, EPS: tl.constexpr,
-):  # fmt: skip
-    """LayerNorm of x [TILE, WIDTH] in 16 bit to ``copy`` and, with ``KEEP``, to the pages of kept chunks."""
-    normed = layer_norm(x, tl.load(gamma_ptr + column), tl.load(beta_ptr + column), WIDTH, EPS).to(copy_ptr.dtype.element_ty)
-    tl.store(copy_ptr + row[:, None] * copy_stride + column[None, :], normed)
-    if KEEP:
-        keep = tl.load(keep_ptr + row % rows, mask=(row % rows) < tl.load(live_ptr), other=-1)
-        target = page_ptr + (first // rows) * page_half_stride + keep.to(tl.int64) * WIDTH
-        tl.store(target[:, None] + column[None, :], normed, mask=(keep >= 0)[:, None])
-
-
-@triton.jit
 def window_residual(
-    x_ptr, x_stride, w_ptr, bias_ptr, live_ptr, frame_ptr, last_ptr, keep_ptr, tail_ptr, tail_half_stride, tail_column,
+    x_ptr, x_stride, w_ptr, bias_ptr, live_ptr, frame_ptr, last_ptr, keep_ptr, tail_ptr, tail_column,
     gamma_ptr, beta_ptr, source_ptr, source_stride, shortcut_ptr, shortcut_bias_ptr, out_ptr,
-    copy_ptr, next_gamma_ptr, next_beta_ptr, row_keep_ptr, page_ptr, page_half_stride,
-    rows, CHANNELS: tl.constexpr, SOURCE_CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TAIL_WIDTH: tl.constexpr, TILE: tl.constexpr,
+    copy_ptr, next_gamma_ptr, next_beta_ptr, row_keep_ptr, page_ptr,
+    CHANNELS: tl.constexpr, SOURCE_CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TAIL_WIDTH: tl.constexpr, TILE: tl.constexpr,
     STEP: tl.constexpr, STAGES: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     """The end of a residual block: mish(LayerNorm(convolution)) + source W^T + b, float32 [rows, WIDTH]. Grid: (row tiles,).
 
-    copy, row_keep, page: where the next LayerNorm goes, see ``_store_norm``.
+    copy, row_keep, page: where the next LayerNorm goes, see ``store_norm``.
     """
     live = tl.load(live_ptr)
     first = tl.program_id(0) * TILE
-    if first % rows >= live:
+    if first >= live:
         return
     row = first + tl.arange(0, TILE)
     feature = tl.arange(0, WIDTH)
-    inner = tl.arange(0, STEP)
-    total = tl.zeros([TILE, WIDTH], tl.float32)
-    for start in tl.range(0, SOURCE_CHANNELS, STEP, num_stages=STAGES):
-        x = tl.load(source_ptr + row[:, None] * source_stride + (start + inner)[None, :])
-        w = tl.load(shortcut_ptr + feature[None, :] * SOURCE_CHANNELS + (start + inner)[:, None])
-        total = tl.dot(x, w, total)
-    raw = _window(x_ptr, x_stride, w_ptr, bias_ptr, live, frame_ptr, last_ptr, keep_ptr, tail_ptr, tail_half_stride, tail_column, first,
-                  feature, True, rows, CHANNELS, TAIL_WIDTH, TILE, STEP, STAGES)  # fmt: skip
+    total = product(source_ptr, source_stride, shortcut_ptr, row, feature, SOURCE_CHANNELS, STEP, STAGES)
+    raw = _window(x_ptr, x_stride, w_ptr, bias_ptr, live, frame_ptr, last_ptr, keep_ptr, tail_ptr, tail_column, first,
+                  feature, True, CHANNELS, TAIL_WIDTH, TILE, STEP, STAGES)  # fmt: skip
     total += mish(layer_norm(raw, tl.load(gamma_ptr + feature), tl.load(beta_ptr + feature), WIDTH, EPS))
     total += tl.load(shortcut_bias_ptr + feature).to(tl.float32)[None, :]
     tl.store(out_ptr + row[:, None] * WIDTH + feature[None, :], total)
-    _store_norm(total, row, feature, first, live_ptr, next_gamma_ptr, next_beta_ptr, copy_ptr, WIDTH, row_keep_ptr, page_ptr,
-               page_half_stride, rows, WIDTH, True, EPS)  # fmt: skip
+    store_norm(total, row, feature, live, next_gamma_ptr, next_beta_ptr, copy_ptr, WIDTH, row_keep_ptr, page_ptr, WIDTH, EPS)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bistream.checkpoints.config import FlowConfig
-from bistream.token2mel.cuda import kernels_convolution_many, kernels_encoder_attention, kernels_encoder_linear
+from bistream.token2mel.cuda import kernels_convolution_many, kernels_encoder_attention, kernels_linear
 from bistream.token2mel.cuda.batch import BatchArrays, Bucket, RateArrays, max_tiles
 from bistream.token2mel.cuda.memory import FlowBuffers
 from bistream.token2mel.cuda.tuning import Tuning, tile_sizes
@@ -52,6 +53,7 @@ class CudaEncoder:
         self.width = config.encoder.output_size
         self.heads = config.encoder.attention_heads
         self.tiles = tile_sizes(tuning)
+        self._dependent_launch = torch.cuda.get_device_properties(buffers.x.device).major >= 9
 
     def launch(self) -> Tensor:
         """mu, 16 bit [frames, mel bins]."""
@@ -92,9 +94,9 @@ class CudaEncoder:
         tails = self.pages.upsample_tail
         kernels_convolution_many.window_linear[(tokens // rows, out_width // min(features, out_width))](
             buffers.encoder_copy, self.width, weights.upsample_weight, weights.upsample_bias, arrays.tokens.live, arrays.tokens.index,
-            arrays.tokens.last, arrays.tokens.tail, tails, 0, 0, buffers.upsampled,
-            rows=tokens, CHANNELS=self.width, WIDTH=out_width, TAIL_WIDTH=self.width, TILE=rows, FEATURES=min(features, out_width),
-            STEP=math.gcd(self.width, depth), STAGES=stages, **_options(warps),
+            arrays.tokens.last, arrays.tokens.tail, tails, 0, buffers.upsampled,
+            CHANNELS=self.width, WIDTH=out_width, TAIL_WIDTH=self.width, TILE=rows, FEATURES=min(features, out_width),
+            STEP=math.gcd(self.width, depth), STAGES=stages, **self._options(warps),
         )  # fmt: skip
 
     def _layer(self, layer: ConformerLayer, index: int, at_rate: RateArrays[Tensor], memory: Tensor, tile: int, is_last: bool) -> None:
@@ -116,13 +118,13 @@ class CudaEncoder:
         sizes = {"WIDTH": self.width, "HEADS": self.heads, "HEAD": self.width // self.heads}
         kernels_encoder_attention.position_rows[(rows // _POSITION_ROWS, self.heads)](
             buffers.qkv, attention.position_bias, self.weights.position_projections[index], table, at_rate.live,
-            at_rate.position, at_rate.keep, memory, buffers.turned, TILE=_POSITION_ROWS, **sizes, **_options(4),
+            at_rate.position, at_rate.keep, memory, buffers.turned, TILE=_POSITION_ROWS, **sizes, **self._options(4),
         )  # fmt: skip
         kernels_encoder_attention.attend_relative[(max_tiles(rows, tile, self.bucket.sessions), self.heads)](
             buffers.qkv, attention.content_bias, buffers.turned, table, memory, at_rate.tiles, at_rate.session,
             pages, buffers.encoder_attended, math.log2(math.e) / math.sqrt(self.width // self.heads),
             CHUNK=memory.shape[1], TABLE=pages.shape[1], LEFT=self.left_context_chunks, FRAMES=tile, KEYS=_KEYS, STAGES=2,
-            **sizes, **_options(4),
+            **sizes, **self._options(4),
         )  # fmt: skip
 
     def _norm_linear(self, norm: nn.LayerNorm, linear: nn.Linear, activation: str, out: Tensor, live: Tensor, rows: int) -> None:
@@ -130,20 +132,20 @@ class CudaEncoder:
         size = linear.weight.shape[0]
         if self.tuning.few is None:  # normalise once, not once per tile of features
             normed, features = self.buffers.encoder_copy, math.gcd(128, size)
-            kernels_encoder_linear.norm_rows[(rows // 8,)](
+            kernels_linear.norm_rows[(rows // 8,)](
                 self.buffers.encoder_x, norm.weight, norm.bias, live, normed,
-                rows=rows, WIDTH=self.width, TILE=8, EPS=LAYER_NORM_EPS, **_options(4),
+                WIDTH=self.width, TILE=8, EPS=LAYER_NORM_EPS, **self._options(4),
             )  # fmt: skip
-            kernels_encoder_linear.linear[(size // features, rows // tile)](
-                normed, linear.weight, linear.bias, live, out, size,
-                rows=rows, DEPTH=self.width, TILE=tile, FEATURES=features, STEP=math.gcd(self.width, depth), STAGES=stages,
-                ACTIVATION=activation, **_options(warps),
+            kernels_linear.linear[(size // features, rows // tile)](
+                normed, self.width, 0, linear.weight, linear.bias, live, out, size,
+                DEPTH=self.width, TILE=tile, FEATURES=features, STEP=math.gcd(self.width, depth), STAGES=stages,
+                ACTIVATION=activation, **self._options(warps),
             )  # fmt: skip
             return
         tile, features = min(tile, 32), math.gcd(min(features, 64), size)
-        kernels_encoder_linear.norm_linear[(rows // tile, size // features)](
+        kernels_linear.norm_linear[(rows // tile, size // features)](
             self.buffers.encoder_x, norm.weight, norm.bias, linear.weight, linear.bias, live, out, size,
-            rows=rows, WIDTH=self.width, TILE=tile, FEATURES=features, EPS=LAYER_NORM_EPS, ACTIVATION=activation, **_options(8),
+            WIDTH=self.width, TILE=tile, FEATURES=features, EPS=LAYER_NORM_EPS, ACTIVATION=activation, **self._options(8),
         )  # fmt: skip
 
     def _onto_residual(self, linear: nn.Linear, a: Tensor, live: Tensor, rows: int, is_last: bool) -> None:
@@ -151,15 +153,14 @@ class CudaEncoder:
         features = min(features, self.width)
         depth_size = linear.weight.shape[1]
         target = self.buffers.encoder_copy
-        kernels_encoder_linear.residual_linear[(rows // tile, self.width // features)](
+        kernels_linear.residual_linear[(rows // tile, self.width // features)](
             a, linear.weight, linear.bias, live, self.buffers.encoder_x, target, target.stride(0),
-            rows=rows, DEPTH=depth_size, WIDTH=self.width, TILE=tile, FEATURES=features, STEP=math.gcd(depth_size, depth), STAGES=stages,
-            IS_LAST=is_last, **_options(warps),
+            DEPTH=depth_size, WIDTH=self.width, TILE=tile, FEATURES=features, STEP=math.gcd(depth_size, depth), STAGES=stages,
+            IS_LAST=is_last, **self._options(warps),
         )  # fmt: skip
 
-
-def _options(warps: int) -> dict[str, Any]:
-    return {"PDL": True, "num_warps": warps, "launch_pdl": True}
+    def _options(self, warps: int) -> dict[str, Any]:
+        return {"PDL": self._dependent_launch, "num_warps": warps, "launch_pdl": self._dependent_launch}
 
 
 def _embed(embedding: InputEmbedding, x: Tensor) -> Tensor:

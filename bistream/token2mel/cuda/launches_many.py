@@ -1,8 +1,10 @@
-"""One evaluation of the estimator for many rows: both guidance halves in parallel, one kernel between attentions.
+"""One evaluation of the estimator for many rows: both guidance halves in parallel, five kernels between attentions.
 
 The halves share nothing before the end of an evaluation. Each is queued on its own stream (in a recorded graph: its own
 branch), so that one half's attention overlaps the other's linear layers and convolutions, which have too few programs
 for all multiprocessors. Rows, state and results as in ``launches_few``.
+
+The kernels between two attentions follow one another by programmatic dependent launch, where the GPU has it.
 """
 
 from __future__ import annotations
@@ -13,21 +15,18 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bistream.checkpoints.config import EstimatorConfig
-from bistream.gpu.tensor_tiles import tile_descriptor
-from bistream.token2mel.cuda import kernels_attention_many, kernels_block_many, kernels_convolution_many
+from bistream.token2mel.cuda import kernels_attention_many, kernels_block_many, kernels_convolution_many, kernels_linear
 from bistream.token2mel.cuda.batch import BatchArrays, Bucket, max_tiles
 from bistream.token2mel.cuda.memory import FlowBuffers
 from bistream.token2mel.cuda.tuning import Tuning
-from bistream.token2mel.estimator import Estimator, TransformerBlock, Unit, conv_inputs
+from bistream.token2mel.estimator import Estimator, ResidualBlock, TransformerBlock, Unit, conv_inputs
 from bistream.token2mel.layers import WindowLinear
 from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 
 _EPS = 1e-5
-_ROWS = 64  # of one program of the block kernel
-_QUERY_PARTS = (4, 2, 1)  # programs that may share a tile's heads where only the query is computed
 
 
 class ManyEstimator:
@@ -44,9 +43,9 @@ class ManyEstimator:
         tuning: Tuning,
         left_context_chunks: int,
     ) -> None:
-        units = [_UnitWeights(unit) for unit in network.units if isinstance(unit, Unit)]
         tiles = max_tiles(len(arrays.frames.index), tuning.attention[0], bucket.sessions)
-        batch = _Batch(config, network, pages, arrays, tuning, units, tiles)
+        dependent_launch = torch.cuda.get_device_properties(buffers.x.device).major >= 9
+        batch = _Batch(config, network, pages, arrays, tuning, tiles, dependent_launch)
         self._halves = [_Half(batch, buffers, half, left_context_chunks) for half in range(GUIDANCE_ROWS)]
         self._device = buffers.x.device
 
@@ -61,7 +60,7 @@ class ManyEstimator:
             rest.wait_stream(current)
         for half, (rest, attention) in zip(self._halves[:halves], streams, strict=True):
             with torch.cuda.stream(rest):
-                half.launch(step, time_biases, attention, is_alone=halves == 1)
+                half.launch(step, time_biases, attention)
         for rest, _ in streams:
             current.wait_stream(rest)
 
@@ -70,33 +69,12 @@ class ManyEstimator:
 def _streams(device: torch.device) -> list[tuple[torch.cuda.Stream, torch.cuda.Stream]]:
     """Of each half: one for everything but attention, with higher priority, and one for attention.
 
-    The former runs few, long programs; at equal priority they would queue after all of the other half's attention.
+    The former runs few programs; at equal priority they would queue after all of the other half's attention.
     """
     return [
         (torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=0))  # type: ignore[no-untyped-call]
         for _ in range(GUIDANCE_ROWS)
     ]
-
-
-class _BlockWeights:
-    """A transformer block's matrices as descriptors of the tiles that the copy engine fetches."""
-
-    def __init__(self, block: TransformerBlock) -> None:
-        inner = block.to_query.weight.shape[0]
-        keys_values = block.to_keys_values.weight
-        self.module = block
-        self.query = tile_descriptor(block.to_query.weight, 64, 256)
-        self.key = tile_descriptor(keys_values[:inner], 64, 256)
-        self.value = tile_descriptor(keys_values[inner:], 64, 256)
-        self.output = tile_descriptor(block.to_out.weight, 256, 64)
-        self.linear_in = tile_descriptor(block.linear_in.weight, 64, 256)
-        self.linear_out = tile_descriptor(block.linear_out.weight, 256, 64)
-
-
-class _UnitWeights:
-    def __init__(self, unit: Unit) -> None:
-        self.residual = unit.residual
-        self.blocks = [_BlockWeights(block) for block in unit.blocks if isinstance(block, TransformerBlock)]
 
 
 @dataclass(frozen=True)
@@ -108,8 +86,8 @@ class _Batch:
     pages: FlowPages
     arrays: BatchArrays[Tensor]
     tuning: Tuning
-    units: list[_UnitWeights]
     tiles: int
+    dependent_launch: bool
 
 
 class _Half:
@@ -128,59 +106,50 @@ class _Half:
             tensor[rows] for tensor in (buffers.x, buffers.normed, buffers.raw, buffers.active, buffers.source)
         )
         self.query, self.attended = buffers.query[rows], buffers.attended[rows]
-        self._normed_tile = tile_descriptor(self.normed, _ROWS, width)
-        self._attended_tile = tile_descriptor(self.attended.flatten(1), _ROWS, width)
-        self._query_tile = tile_descriptor(self.query.flatten(1), _ROWS, width)
-        self._source_tile = tile_descriptor(self.source, _ROWS, width)
-        self._joined_tiles = [tile_descriptor(self.joined[:, at : at + width], _ROWS, width) for at in (0, width)]
-        # A program of either kernel occupies a multiprocessor. Attention leaves free half as many as the other half's block kernel
-        # has programs: leaving more would slow attention, and the whole, by more than the block kernel gains.
-        multiprocessors = torch.cuda.get_device_properties(buffers.x.device).multi_processor_count
-        spare = self.frames // (2 * _ROWS)
-        self._attention_programs_beside = min(batch.tiles, max(multiprocessors // GUIDANCE_ROWS, multiprocessors - spare))
-        self._attention_programs_alone = min(batch.tiles, multiprocessors)
-        self._query_parts = next((parts for parts in _QUERY_PARTS if parts * self.frames // _ROWS <= multiprocessors), 1)
+        self.values, self.hidden = buffers.values[rows], buffers.hidden[rows]
         self._scale = math.log2(math.e) / math.sqrt(batch.config.attention_head_dim)
         self._left = left_context_chunks
         self._tail_width = sum(conv_inputs(batch.config))
 
-    def launch(self, step: int, time_biases: Tensor, attention: torch.cuda.Stream, is_alone: bool) -> None:
+    def launch(self, step: int, time_biases: Tensor, attention: torch.cuda.Stream) -> None:
         network, width = self.batch.network, self.width
-        down, *mids, up = self.batch.units
+        down, *mids, up = (unit for unit in network.units if isinstance(unit, Unit))
+        first, second = self.joined[:, :width], self.joined[:, width:]
         self._step, self._tail_column, self._block = step, 0, 0
         self._attention_stream = attention
-        self._attention_programs = self._attention_programs_alone if is_alone else self._attention_programs_beside
-        self._unit(down, self.inputs, time_biases[0], self._joined_tiles[1])
-        self._convolve(network.down_conv, self.joined[:, width:], self.source)
+        self._unit(down, self.inputs, time_biases[0], second)
+        self._convolve(network.down_conv, second, self.source)
         for index, unit in enumerate(mids):
-            self._unit(unit, self.source, time_biases[index + 1], self._joined_tiles[0] if index == len(mids) - 1 else self._source_tile)
-        self._unit(up, self.joined, time_biases[-1], self._source_tile)
+            self._unit(unit, self.source, time_biases[index + 1], first if index == len(mids) - 1 else self.source)
+        self._unit(up, self.joined, time_biases[-1], self.source)
         self._convolve(network.up_conv, self.source, self.active)
         self._convolve(network.final_block.conv, self.active, self.raw)
         assert self._tail_column == self._tail_width
 
-    def _unit(self, unit: _UnitWeights, source: Tensor, time_bias: Tensor, out: Any) -> None:
-        """source: 16 bit [rows, channels] of any row stride; out: tile descriptor for the unit's result in 16 bit."""
-        self._residual(unit, source, time_bias)
-        self._between(None, unit.blocks[0], self._normed_tile)
-        for block, following in zip(unit.blocks, [*unit.blocks[1:], None], strict=True):
+    def _unit(self, unit: Unit, source: Tensor, time_bias: Tensor, out: Tensor) -> None:
+        """source, out: 16 bit [rows, channels] of any row stride."""
+        blocks = [block for block in unit.blocks if isinstance(block, TransformerBlock)]
+        self._residual(unit.residual, blocks[0], source, time_bias)
+        self._query(blocks[0])
+        for block, following in zip(blocks, [*blocks[1:], None], strict=True):
             self._attend_aside()
             self._block += 1
-            self._between(block, following, self._normed_tile if following is not None else out)
+            self._after_attention(block, following, out)
 
-    def _residual(self, unit: _UnitWeights, source: Tensor, time_bias: Tensor) -> None:
-        block, sizes = unit.residual, {"WIDTH": self.width, "TAIL_WIDTH": self._tail_width, "EPS": _EPS}
+    def _residual(self, block: ResidualBlock, following: TransformerBlock, source: Tensor, time_bias: Tensor) -> None:
+        """``x`` and the normalised input of ``following``."""
+        sizes = {"WIDTH": self.width, "TAIL_WIDTH": self._tail_width, "EPS": _EPS}
         rows, _, depth, stages, warps = self.batch.tuning.residual
         norm, channels = block.block1.norm, block.block1.conv.weight.shape[2]
         kernels_convolution_many.window_activate[(self.frames // rows,)](
             *self._window(block.block1.conv, source), norm.weight, norm.bias, time_bias, self.active,
-            rows=self.frames, CHANNELS=channels, TILE=rows, STEP=math.gcd(channels, depth), STAGES=stages, num_warps=warps, **sizes,
+            CHANNELS=channels, TILE=rows, STEP=math.gcd(channels, depth), STAGES=stages, num_warps=warps, **sizes,
         )  # fmt: skip
-        norm, shortcut, following = block.block2.norm, block.shortcut, unit.blocks[0].module.norm_attention
+        norm, shortcut, next_norm = block.block2.norm, block.shortcut, following.norm_attention
         kernels_convolution_many.window_residual[(self.frames // rows,)](
             *self._window(block.block2.conv, self.active), norm.weight, norm.bias, source, source.stride(0), shortcut.weight, shortcut.bias,
-            self.x, self.normed, following.weight, following.bias, *self._keep(),
-            rows=self.frames, CHANNELS=self.width, SOURCE_CHANNELS=channels, TILE=rows, STEP=math.gcd(channels, depth), STAGES=stages,
+            self.x, self.normed, next_norm.weight, next_norm.bias, *self._keep(),
+            CHANNELS=self.width, SOURCE_CHANNELS=channels, TILE=rows, STEP=math.gcd(channels, depth), STAGES=stages,
             num_warps=warps, **sizes,
         )  # fmt: skip
 
@@ -190,7 +159,7 @@ class _Half:
         self._tail_column += conv.weight.shape[2]
         return (
             source, source.stride(0), conv.weight, conv.bias, self.live, arrays.frames.index, arrays.frames.last, arrays.frames.tail,
-            self.batch.pages.tail[self._step][self.half], 0, column,
+            self.batch.pages.tail[self._step][self.half], column,
         )  # fmt: skip
 
     def _convolve(self, conv: WindowLinear, source: Tensor, out: Tensor) -> None:
@@ -198,7 +167,7 @@ class _Half:
         rows, features, depth, stages, warps = self.batch.tuning.conv
         kernels_convolution_many.window_linear[(self.frames // rows, self.width // features)](
             *self._window(conv, source), out,
-            rows=self.frames, CHANNELS=channels, WIDTH=self.width, TAIL_WIDTH=self._tail_width, TILE=rows, FEATURES=features,
+            CHANNELS=channels, WIDTH=self.width, TAIL_WIDTH=self._tail_width, TILE=rows, FEATURES=features,
             STEP=math.gcd(channels, depth), STAGES=stages, PDL=False, num_warps=warps,
         )  # fmt: skip
 
@@ -207,8 +176,8 @@ class _Half:
         memory: Tensor = self.batch.pages.context[self._step, self._block][self.half]
         return memory
 
-    def _keep(self) -> tuple[Tensor, Tensor, int]:
-        return self.batch.arrays.frames.keep, self._memory(), 0
+    def _keep(self) -> tuple[Tensor, Tensor]:
+        return self.batch.arrays.frames.keep, self._memory()
 
     def _attend_aside(self) -> None:
         rest = torch.cuda.current_stream(self.x.device)
@@ -219,30 +188,55 @@ class _Half:
 
     def _attend(self) -> None:
         batch, arrays = self.batch, self.batch.arrays
-        frames, keys, warps = batch.tuning.attention
-        kernels_attention_many.attend_pages_large[(self._attention_programs, 1)](
-            self.query, self.normed, self._memory(), 0, arrays.estimator_tiles, arrays.frames.session, arrays.table,
+        frames, keys, stages, warps = batch.tuning.attention
+        kernels_attention_many.attend_pages[(batch.tiles,)](
+            self.query, self.normed, self._memory(), arrays.estimator_tiles, arrays.frames.session, arrays.table,
             self.attended, self._scale,
-            rows=self.frames, WIDTH=self.width, HEADS=batch.config.num_heads, CHUNK=batch.pages.chunk_frames,
-            TABLE=arrays.table.shape[1], LEFT=self._left, FRAMES=frames, KEYS=keys, num_warps=warps,
+            WIDTH=self.width, HEADS=batch.config.num_heads, CHUNK=batch.pages.chunk_frames, TABLE=arrays.table.shape[1],
+            LEFT=self._left, FRAMES=frames, KEYS=keys, STAGES=stages, num_warps=warps,
         )  # fmt: skip
 
-    def _between(self, block: _BlockWeights | None, following: _BlockWeights | None, out: Any) -> None:
-        """The rest of ``block`` after its attention, and the query of ``following``; either may be None."""
-        some = block or following
-        assert some is not None
-        module = some.module
-        after = following.module if following is not None else module  # not read without a following block
-        query = following or some
-        # the last block of a unit keeps nothing; its pages' address is not used
-        keep = self._keep() if following is not None else (self.batch.arrays.frames.keep, self.normed, 0)
-        heads = self.batch.config.num_heads // (1 if block is not None else self._query_parts)
-        kernels_block_many.block_rows[(self.frames // _ROWS, self.batch.config.num_heads // heads)](
-            self._attended_tile if block is not None else self._normed_tile,
-            some.value, some.output, some.linear_in, some.linear_out, query.query, query.key, self._query_tile, out,
-            module.to_out.bias, module.linear_in.bias, module.linear_out.bias,
-            module.norm_feed_forward.weight, module.norm_feed_forward.bias,
-            after.norm_attention.weight, after.norm_attention.bias, self.live, self.x, *keep,
-            rows=self.frames, HEADS=heads, HIDDEN=module.linear_in.weight.shape[0] // 64, SUM=block is not None,
-            QUERY=following is not None, EPS=_EPS, num_warps=8,
+    def _after_attention(self, block: TransformerBlock, following: TransformerBlock | None, out: Tensor) -> None:
+        """The rest of ``block``, then the query of ``following``; without one the sum goes to ``out`` in 16 bit."""
+        inner = block.to_query.weight.shape[0]
+        self._linear(self.attended.flatten(1), self.width, block.to_keys_values.weight[inner:], None, "", self.values)
+        self._add(block.to_out, self.values, block.norm_feed_forward, self.normed)
+        self._linear(self.normed, 0, block.linear_in.weight, block.linear_in.bias, "gelu", self.hidden)
+        if following is None:
+            self._add(block.linear_out, self.hidden, None, out)
+        else:
+            self._add(block.linear_out, self.hidden, following.norm_attention, self.normed, keeps=True)
+            self._query(following)
+
+    def _linear(self, rows: Tensor, step: int, weight: Tensor, bias: Tensor | None, activation: str, out: Tensor) -> None:
+        """step: columns between the inputs of two heads; 0: all features have the same input."""
+        features, depth = weight.shape
+        tile, tile_features, tile_depth, stages, warps = self.batch.tuning.values if step else self.batch.tuning.hidden
+        kernels_linear.linear[(features // tile_features, self.frames // tile)](
+            rows, rows.stride(0), step, weight, bias, self.live, out, out.stride(0),
+            DEPTH=depth, TILE=tile, FEATURES=tile_features, STEP=tile_depth, STAGES=stages, ACTIVATION=activation,
+            **self._options(warps, follows=not step),
         )  # fmt: skip
+
+    def _add(self, linear: nn.Linear, rows: Tensor, norm: nn.LayerNorm | None, out: Tensor, keeps: bool = False) -> None:
+        """Onto ``x``, whose LayerNorm goes to ``out``; without ``norm`` the sum itself does, and ``x`` stays. keeps: to pages, too."""
+        tile, _, depth, stages, warps = self.batch.tuning.add
+        gamma, beta = (norm.weight, norm.bias) if norm is not None else (None, None)
+        keep, page = (self.batch.arrays.frames.keep, self._memory()) if keeps else (None, None)
+        kernels_block_many.add_rows[(self.frames // tile,)](
+            rows, linear.weight, linear.bias, self.live, self.x, gamma, beta, out, out.stride(0), keep, page,
+            DEPTH=rows.shape[1], WIDTH=self.width, TILE=tile, STEP=depth, STAGES=stages, EPS=_EPS, **self._options(warps),
+        )  # fmt: skip
+
+    def _query(self, block: TransformerBlock) -> None:
+        tile, _, depth, stages, warps = self.batch.tuning.query
+        heads, inner = self.batch.config.num_heads, block.to_query.weight.shape[0]
+        kernels_block_many.fold_query[(self.frames // tile, heads)](
+            self.normed, block.to_query.weight, block.to_keys_values.weight[:inner], self.live, self.query,
+            WIDTH=self.width, HEADS=heads, HEAD=inner // heads, TILE=tile, STEP=depth, STAGES=stages, **self._options(warps),
+        )  # fmt: skip
+
+    def _options(self, warps: int, follows: bool = True) -> dict[str, Any]:
+        """follows: after a kernel of the same stream, whose end it waits for itself."""
+        dependent = self.batch.dependent_launch
+        return {"PDL": dependent, "num_warps": warps, "launch_pdl": dependent and follows}

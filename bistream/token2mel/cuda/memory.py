@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bistream.checkpoints.config import FlowConfig
+from bistream.token2mel.estimator import FEED_FORWARD_RATIO
 from bistream.token2mel.pages import GUIDANCE_ROWS
 
 
@@ -38,6 +39,9 @@ class FlowBuffers:
         self.active = half(rows, width)
         self.source = half(rows, width)
         self.joined = half(rows, 2 * width)
+        # for many rows only
+        self.values = half(rows, heads * estimator.attention_head_dim)
+        self.hidden = half(rows, FEED_FORWARD_RATIO * width)
         # for few rows only
         self.odd = single(few_rows, width)
         self.shortcut = single(few_rows, width)

@@ -74,6 +74,7 @@ class CudaFlowRunner(FlowRunner):
         super().__init__(network, pages, left_context_chunks, Buckets())
         self._facts = facts
         config, device = network.config, network.device
+        assert pages.scratch.stop <= 1 << 15, "attention reads the lower half of a page's number"
         self._flow_pages = pages
         self._buckets = tuple(buckets)
         self._record = record

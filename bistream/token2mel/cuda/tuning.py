@@ -34,13 +34,17 @@ class FewTiles:
 
 @dataclass(frozen=True)
 class Tuning:
-    """few: None for many rows. attention (frames, keys, warps), conv, residual: for ``launches_many``."""
+    """few: None for many rows. The rest is for ``launches_many``, attention: frames, keys, pipeline stages, warps; add: features unused."""
 
     few: FewTiles | None
     encoder_tile: Tile
-    attention: tuple[int, int, int] = (16, 64, 4)
+    attention: tuple[int, int, int, int] = (8, 64, 2, 4)
     conv: Tile = (64, 128, 64, 3, 4)
     residual: Tile = (64, 256, 64, 3, 8)
+    values: Tile = (128, 64, 64, 3, 4)
+    hidden: Tile = (128, 128, 64, 3, 8)
+    add: Tile = (64, 256, 64, 3, 8)
+    query: Tile = (128, 64, 64, 3, 8)
 
 
 FEW = {  # largest number of tokens: tuning

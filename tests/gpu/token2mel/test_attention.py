@@ -1,6 +1,6 @@
-"""Attention of the estimator. Kernels: ``query_few``, ``attend_few``, ``join_few`` for few rows, ``attend_pages_large`` for many.
+"""Attention of the estimator. Kernels: ``query_few``, ``attend_few``, ``join_few`` for few rows, ``attend_pages`` for many.
 
-``tests/gpu/test_attention_cuda.py`` runs the latter with other numbers of programs. Queries of many rows: ``test_block``.
+Queries of many rows: ``test_block``.
 """
 
 from __future__ import annotations
@@ -126,10 +126,9 @@ def test_attend_few_with_bounded_context(kind: str, batch: str, left: int) -> No
 @pytest.mark.parametrize("left", [0, 1, 3])
 @pytest.mark.parametrize(("batch", "dtype"), CASES, ids=str)
 @halves
-def test_attend_pages_large(half: int, batch: str, dtype: torch.dtype, left: int) -> None:
+def test_attend_pages(half: int, batch: str, dtype: torch.dtype, left: int) -> None:
     draw, bench = Draw(half, batch, dtype, left), FlowBench("many", batch, dtype, left)
     launches, live = bench.half(half, block=BLOCK), bench.live
-    launches._attention_programs = launches._attention_programs_alone if half == 0 else launches._attention_programs_beside
     memory = bench.pages.context[STEP, BLOCK, half]
     bench.store(draw, memory, 2)
     query, normed, pages = bench.rows(draw, launches.query), bench.rows(draw, launches.normed), bench.pages.context.clone()
