@@ -25,7 +25,7 @@ import triton.language as tl
 from bistream.gpu.arithmetic import fast_inverse, fast_mish
 from bistream.gpu.dependent_launch import start_successor, wait_predecessor
 from bistream.token2mel.cuda.batch import CHUNK_ITEM_NUMBERS, ChunkItemField
-from bistream.token2mel.cuda.pieces_few import add_rows, dot_halves, load_affine, moments, prefetch
+from bistream.token2mel.cuda.pieces_few import add_rows, dot_halves, load_halves, moments, normed, prefetch
 
 ITEM_NUMBERS = tl.constexpr(CHUNK_ITEM_NUMBERS)
 ITEM_FIRST_ROW = tl.constexpr(int(ChunkItemField.FIRST_ROW))
@@ -61,40 +61,42 @@ def query_few(
         if PDL:
             wait_predecessor()
         return
-    column = tl.arange(0, WIDTH)[None, :]
+    HALF: tl.constexpr = WIDTH // 2
+    column = tl.arange(0, HALF)[None, :]
     own = head * (WIDTH // HEADS) + tl.arange(0, WIDTH // HEADS)[None, :]
-    weight = (head * HEAD + tl.arange(0, HEAD))[:, None] * WIDTH + column
-    wq = tl.load(wq_ptr + weight)
-    wk = tl.load(wk_ptr + weight)
-    gamma, beta = load_affine(gamma_ptr, beta_ptr, column)
-    own_gamma, own_beta = load_affine(gamma_ptr, beta_ptr, own)
-    own_bias = tl.load(bias_ptr + own).to(tl.float32)
+    feature = head * HEAD + tl.arange(0, HEAD)[:, None]
+    wq_first, wq_second = load_halves(wq_ptr + feature * WIDTH + column, HALF)
+    wk = tl.load(wk_ptr + feature * WIDTH + tl.arange(0, WIDTH)[None, :])
+    gamma, beta = load_halves(gamma_ptr + column, HALF), load_halves(beta_ptr + column, HALF)
+    own_gamma, own_beta, own_bias = tl.load(gamma_ptr + own), tl.load(beta_ptr + own), tl.load(bias_ptr + own)
     if FIRST:
-        raw_gamma, raw_beta = load_affine(raw_gamma_ptr, raw_beta_ptr, column)
-        own_raw_gamma, own_raw_beta = load_affine(raw_gamma_ptr, raw_beta_ptr, own)
+        raw_gamma, raw_beta = load_halves(raw_gamma_ptr + column, HALF), load_halves(raw_beta_ptr + column, HALF)
+        own_raw_gamma, own_raw_beta = tl.load(raw_gamma_ptr + own), tl.load(raw_beta_ptr + own)
     row = first + tl.arange(0, ROWS)[:, None]
     exists = row < live
     keep = tl.load(keep_ptr + row, mask=exists, other=-1).to(tl.int64)
     if PDL:
         wait_predecessor()
 
-    x = tl.load(x_ptr + row * WIDTH + column)
+    x_first, x_second = load_halves(x_ptr + row * WIDTH + column, HALF)
     own_x = tl.load(x_ptr + row * WIDTH + own)
     if FIRST:
-        raw = tl.load(raw_ptr + row * WIDTH + column).to(tl.float32)
-        own_raw = tl.load(raw_ptr + row * WIDTH + own).to(tl.float32)
-        mean, scale = moments(raw, WIDTH, EPS)
-        x += fast_mish((raw - mean) * scale * raw_gamma + raw_beta)
-        own_x += fast_mish((own_raw - mean) * scale * own_raw_gamma + own_raw_beta)
-    mean, scale = moments(x, WIDTH, EPS)
-    normed = ((x - mean) * scale * gamma + beta).to(wq.dtype)
-    own_normed = ((own_x - mean) * scale * own_gamma + own_beta).to(wq.dtype)
-    tl.store(odd_ptr + row * WIDTH + own, own_x + own_bias, mask=exists)
-    tl.store(normed_ptr + row * WIDTH + own, own_normed, mask=exists)
-    tl.store(page_ptr + keep * WIDTH + own, own_normed, mask=keep >= 0)
-    query = tl.dot(normed, wq.T).to(wk.dtype)
+        raw_first, raw_second = load_halves(raw_ptr + row * WIDTH + column, HALF)
+        own_raw = tl.load(raw_ptr + row * WIDTH + own)
+        mean, scale = moments(raw_first, raw_second, WIDTH, EPS)
+        x_first += fast_mish(normed(raw_first, mean, scale, raw_gamma[0], raw_beta[0]))
+        x_second += fast_mish(normed(raw_second, mean, scale, raw_gamma[1], raw_beta[1]))
+        own_x += fast_mish(normed(own_raw, mean, scale, own_raw_gamma, own_raw_beta))
+    mean, scale = moments(x_first, x_second, WIDTH, EPS)
+    n_first = normed(x_first, mean, scale, gamma[0], beta[0]).to(wk.dtype)
+    n_second = normed(x_second, mean, scale, gamma[1], beta[1]).to(wk.dtype)
+    query = dot_halves(n_first, n_second, wq_first.T, wq_second.T).to(wk.dtype)
+    n_own = normed(own_x, mean, scale, own_gamma, own_beta).to(wk.dtype)
+    tl.store(odd_ptr + row * WIDTH + own, own_x + own_bias.to(tl.float32), mask=exists)
+    tl.store(normed_ptr + row * WIDTH + own, n_own, mask=exists)
+    tl.store(page_ptr + keep * WIDTH + own, n_own, mask=keep >= 0)
     folded = tl.dot(query, wk).to(wk.dtype)
-    tl.store(query_ptr + row * (HEADS * WIDTH) + head * WIDTH + column, folded)
+    tl.store(query_ptr + row * (HEADS * WIDTH) + head * WIDTH + tl.arange(0, WIDTH)[None, :], folded)
 
 
 @triton.jit

@@ -8,10 +8,9 @@ of a window are its history: rows before it, or the tail of the session's last s
 import triton
 import triton.language as tl
 
-from bistream.gpu.arithmetic import fast_mish
+from bistream.gpu.arithmetic import fast_mish, normalise
 from bistream.gpu.dependent_launch import start_successor, wait_predecessor
 from bistream.token2mel.cuda.batch import WINDOW_ITEM_NUMBERS, WindowItemField
-from bistream.token2mel.cuda.pieces_few import load_affine, moments
 
 ITEM_NUMBERS = tl.constexpr(WINDOW_ITEM_NUMBERS)
 ITEM_FIRST_ROW = tl.constexpr(int(WindowItemField.FIRST_ROW))
@@ -46,8 +45,7 @@ def _source(
     elif SOURCE == "raw":
         raw = tl.load(x_ptr + at, mask=exists[:, None], other=0.0).to(tl.float32)
         gamma, beta, time = affine
-        mean, scale = moments(raw, WIDTH, EPS)
-        value = (fast_mish((raw - mean) * scale * gamma + beta) + time).to(DTYPE)
+        value = (fast_mish(normalise(raw, WIDTH, EPS) * gamma + beta) + time).to(DTYPE)
     elif chunk == 0:
         value = tl.load(x_ptr + at, mask=exists[:, None], other=0.0).to(DTYPE)
     else:
@@ -106,7 +104,12 @@ def window_few(
     keep = tl.load(keep_ptr + row, mask=exists & (local >= 2), other=-1).to(tl.int64)
     affine = ()
     if SOURCE == "raw":
-        affine = load_affine(gamma_ptr, beta_ptr, inner[None, :]) + (tl.load(time_ptr + inner[None, :]).to(tl.float32),)
+        every = inner[None, :]  # in the layout of the rows
+        affine = (
+            tl.load(gamma_ptr + every).to(tl.float32),
+            tl.load(beta_ptr + every).to(tl.float32),
+            tl.load(time_ptr + every).to(tl.float32),
+        )
     if PDL:
         wait_predecessor()
 

@@ -16,18 +16,24 @@ def prefetch(address):
 
 
 @triton.jit
-def load_affine(gamma_ptr, beta_ptr, column):
-    """Scale and shift of a norm at these columns, float32 of the shape of ``column``: [1, columns], so that they come in the layout of
-    the rows that they are applied to."""
-    return tl.load(gamma_ptr + column).to(tl.float32), tl.load(beta_ptr + column).to(tl.float32)
+def load_halves(ptr, HALF: tl.constexpr):
+    """The first and the second half of rows, ``ptr``: of the first. (A warp has rows of 128 numbers as a whole, so that their sums need
+    no other warp. What applies to all rows is loaded as [1, columns], in their layout.)"""
+    return tl.load(ptr), tl.load(ptr + HALF)
 
 
 @triton.jit
-def moments(x, WIDTH: tl.constexpr, EPS: tl.constexpr):
-    """Mean and inverse standard deviation of every row, [rows, 1]."""
-    mean = tl.sum(x, axis=1, keep_dims=True) * (1.0 / WIDTH)
-    centred = x - mean
-    return mean, tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) * (1.0 / WIDTH) + EPS)
+def moments(first, second, WIDTH: tl.constexpr, EPS: tl.constexpr):
+    """Mean and inverse standard deviation, [rows, 1], of rows in two halves."""
+    first, second = first.to(tl.float32), second.to(tl.float32)
+    mean = tl.sum(first + second, axis=1, keep_dims=True) * (1.0 / WIDTH)
+    first, second = first - mean, second - mean
+    return mean, tl.rsqrt(tl.sum(first * first + second * second, axis=1, keep_dims=True) * (1.0 / WIDTH) + EPS)
+
+
+@triton.jit
+def normed(x, mean, scale, gamma, beta):
+    return (x.to(tl.float32) - mean) * scale * gamma.to(tl.float32) + beta.to(tl.float32)
 
 
 @triton.jit
