@@ -73,16 +73,16 @@ def attend_pages(
         source = tl.where(is_stored, page_ptr, xn_ptr) + line.to(tl.int64) * WIDTH
         x = tl.load(source[:, None] + column[None, :])
         # a step ahead: the copies of a step must not wait for their addresses
-        page = _page_of(table, tl.minimum(key + KEYS, end - 1), stored, CHUNK)
-        scores = tl.dot(query, tl.trans(x)) * scale
+        page = _page_of(table, key + KEYS, stored, CHUNK)
+        scores = tl.dot(query, tl.trans(x))
         if start + KEYS > clear:
             number = start + tl.arange(0, KEYS)[None, :]
             visible = number < upper[:, None]
             if LEFT:
                 visible = visible & (number >= (chunks + chunk - LEFT)[:, None] * CHUNK)
             scores = tl.where(visible, scores, _HIDDEN)
-        raised = tl.maximum(highest, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - raised[:, None])
+        raised = tl.maximum(highest, tl.max(scores, axis=1) * scale)
+        weights = tl.exp2(scores * scale - raised[:, None])
         fade = tl.exp2(highest - raised)
         total = total * fade + tl.sum(weights, axis=1)
         sums = tl.dot(weights.to(x.dtype), x, sums * fade[:, None])

@@ -31,8 +31,9 @@ def add_rows(
     row = first + tl.arange(0, TILE)
     column = tl.arange(0, WIDTH)
     at = x_ptr + row[:, None] * WIDTH + column[None, :]
+    x = tl.load(at)  # early: it arrives while the product is computed
     total = product(a_ptr, DEPTH, w_ptr, row, column, DEPTH, STEP, STAGES)
-    total += tl.load(bias_ptr + column).to(tl.float32)[None, :] + tl.load(at)
+    total += tl.load(bias_ptr + column).to(tl.float32)[None, :] + x
     if gamma_ptr is None:
         tl.store(copy_ptr + row[:, None] * copy_stride + column[None, :], total.to(copy_ptr.dtype.element_ty))
     else:

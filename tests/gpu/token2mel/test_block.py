@@ -1,4 +1,4 @@
-"""Everything between two attentions for many rows. Kernel: ``block_rows``."""
+"""Everything between two attentions for many rows. Kernels: ``linear``, ``add_rows``, ``fold_query``."""
 
 from __future__ import annotations
 
