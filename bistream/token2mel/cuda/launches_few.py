@@ -23,7 +23,7 @@ from bistream.checkpoints.config import EstimatorConfig
 from bistream.token2mel.cuda import kernels_attention_few, kernels_convolution_few, kernels_feed_forward
 from bistream.token2mel.cuda.batch import WINDOW_FRAMES, BatchArrays
 from bistream.token2mel.cuda.memory import FlowBuffers
-from bistream.token2mel.cuda.tuning import FewTiles
+from bistream.token2mel.cuda.tuning import FewTiles, fitting
 from bistream.token2mel.estimator import Estimator, ResidualBlock, TransformerBlock, Unit, block_count, conv_inputs
 from bistream.token2mel.layers import WindowLinear
 from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
@@ -55,8 +55,9 @@ class FewEstimator:
         tiles: FewTiles,
         left_context_chunks: int,
     ) -> None:
-        dependent_launch = torch.cuda.get_device_properties(buffers.x.device).major >= 9
-        batch = _Batch(config, network, pages, arrays, tiles, left_context_chunks, dependent_launch)
+        gpu: Any = torch.cuda.get_device_properties(buffers.x.device)
+        tiles = fitting(tiles, gpu.shared_memory_per_block_optin)
+        batch = _Batch(config, network, pages, arrays, tiles, left_context_chunks, dependent_launch=gpu.major >= 9)
         self._halves = [_Half(batch, buffers, half) for half in range(GUIDANCE_ROWS)]
         self._device = buffers.x.device
 
@@ -178,7 +179,7 @@ class _Half:
             self.x if residual is None else self.shortcut, self.active, before.weight, before.bias, norm.weight, norm.bias,
             block.to_query.weight, block.to_keys_values.weight, block.to_out.bias, self.live, batch.arrays.frames.keep, self.odd,
             self.normed, self._memory(), self.query, FIRST=residual is not None, ROWS=rows, EPS=_EPS, **self._heads,
-            **self._options(4),
+            **self._options(4 if rows < 64 else 8),
         )  # fmt: skip
 
     def _attend(self, block: TransformerBlock) -> None:

@@ -5,11 +5,12 @@ Chosen by measurement on one H200 at full size; ``docs/log/gpu.md`` has the numb
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bistream.token2mel.cuda.batch import Bucket, TileSizes
 
 Tile = tuple[int, int, int, int, int]  # rows, features, depth step, pipeline stages, warps
+_WIDE_WINDOW = 144 * 1024  # bytes: the weights of 32 features of the widest convolution, and a chunk of its rows
 _ENCODER_ROWS = 32  # query rows of an attention program of the encoder
 
 
@@ -30,6 +31,11 @@ class FewTiles:
     attend_rows: int
     attend_stages: int = 3
     feed_depth: int = 64
+
+
+def fitting(tiles: FewTiles, shared: int) -> FewTiles:
+    """The tiles that fit the ``shared`` memory of a program, in bytes."""
+    return tiles if shared >= _WIDE_WINDOW else replace(tiles, window_features=min(tiles.window_features, 16))
 
 
 @dataclass(frozen=True)
