@@ -56,7 +56,7 @@ class FewEstimator:
         left_context_chunks: int,
     ) -> None:
         gpu: Any = torch.cuda.get_device_properties(buffers.x.device)
-        tiles = fitting(tiles, gpu.shared_memory_per_block_optin)
+        tiles = fitting(tiles, gpu.shared_memory_per_block_optin, has_warp_groups=gpu.major == 9)
         batch = _Batch(config, network, pages, arrays, tiles, left_context_chunks, dependent_launch=gpu.major >= 9)
         self._halves = [_Half(batch, buffers, half) for half in range(GUIDANCE_ROWS)]
         self._device = buffers.x.device

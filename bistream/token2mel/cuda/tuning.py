@@ -33,9 +33,15 @@ class FewTiles:
     feed_depth: int = 64
 
 
-def fitting(tiles: FewTiles, shared: int) -> FewTiles:
-    """The tiles that fit the ``shared`` memory of a program, in bytes."""
-    return tiles if shared >= _WIDE_WINDOW else replace(tiles, window_features=min(tiles.window_features, 16))
+def fitting(tiles: FewTiles, shared: int, has_warp_groups: bool) -> FewTiles:
+    """The tiles that a GPU has memory and registers for. shared: memory of a program, in bytes. has_warp_groups: four warps share the
+    factors of a matrix instruction (compute capability 9.0)."""
+    if shared < _WIDE_WINDOW:
+        tiles = replace(tiles, window_features=min(tiles.window_features, 16))
+    if not has_warp_groups:
+        rows, feed_rows, attend_rows = (min(rows, 32) for rows in (tiles.rows, tiles.feed_rows, tiles.attend_rows))
+        tiles = replace(tiles, rows=rows, feed_rows=feed_rows, attend_rows=attend_rows)
+    return tiles
 
 
 @dataclass(frozen=True)
