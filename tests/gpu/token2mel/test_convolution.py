@@ -167,7 +167,7 @@ def test_window_activate_and_window_residual(batch: str, dtype: torch.dtype, uni
     first, second = slice(COLUMN, COLUMN + channels), slice(COLUMN + channels, COLUMN + channels + 256)
     bench.store(draw, bench.pages.tail[STEP, half], 2)
     tails, pages = bench.pages.tail.clone(), bench.pages.context.clone()
-    launch(launches._residual, launches.batch.units[unit], source, time)
+    launch(launches._residual, residual, bench.block(number), source, time)
 
     raw = convolve(residual.block1.conv, rows, tails[STEP, half][..., first], sessions)
     active = launches.active[:live]
