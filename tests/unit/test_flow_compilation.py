@@ -27,7 +27,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.mark.parametrize("capability", [80, 86, 89, 90, 120])
 def test_they_compile_and_fit(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = SimpleNamespace(multi_processor_count=40, shared_memory_per_block_optin=SHARED_KIB[capability] * 1024, major=capability // 10)
+    gpu = SimpleNamespace(
+        multi_processor_count=40, shared_memory_per_block_optin=SHARED_KIB[capability] * 1024, major=capability // 10, minor=capability % 10
+    )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
     driver.set_active(AnyGpu(capability))
     wanted = wanted_by(flow(monkeypatch))

@@ -40,17 +40,22 @@ def _page_of(table_ptr, key, stored, CHUNK: tl.constexpr):
 def attend_pages(
     query_ptr, xn_ptr, page_ptr, tile_ptr, session_ptr, table_ptr, out_ptr, scale,
     WIDTH: tl.constexpr, HEADS: tl.constexpr, CHUNK: tl.constexpr, TABLE: tl.constexpr, LEFT: tl.constexpr,
-    FRAMES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+    FRAMES: tl.constexpr, PARTS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """softmax(query . X) X for FRAMES frames of one session and all heads: [rows, HEADS, WIDTH]. Grid: (tiles,).
+    """softmax(query . X) X for FRAMES frames of one session and all heads: [rows, HEADS, WIDTH]. Grid: (PARTS * tiles,).
+
+    A tile of the batch has PARTS * FRAMES frames.
 
     tile: ``BatchArrays.estimator_tiles``. session: ``RateArrays.session``. table: pages of each session's stored chunks.
     A frame sees stored chunks and the new chunks up to its own; ``LEFT`` > 0 bounds how many chunks back.
     """
-    tile = tl.program_id(0)
+    tile = tl.program_id(0) // PARTS
     if tile >= tl.load(tile_ptr):
         return
     session, first_frame, first_row, frames, chunks = load_tile(tile_ptr, session_ptr, tile)
+    first_frame += tl.program_id(0) % PARTS * FRAMES
+    if first_frame >= frames:
+        return
     stored = chunks * CHUNK
     first, end, clear = _key_range(first_frame, frames, chunks, CHUNK, LEFT, FRAMES)
     row = tl.arange(0, FRAMES * HEADS)

@@ -15,18 +15,20 @@ from functools import cache
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor, nn
 
 from bistream.checkpoints.config import EstimatorConfig
 from bistream.token2mel.cuda import kernels_attention_many, kernels_block_many, kernels_convolution_many, kernels_linear
 from bistream.token2mel.cuda.batch import BatchArrays, Bucket, max_tiles
 from bistream.token2mel.cuda.memory import FlowBuffers
-from bistream.token2mel.cuda.tuning import Tuning
+from bistream.token2mel.cuda.tuning import TILE_FRAMES, Tuning
 from bistream.token2mel.estimator import Estimator, ResidualBlock, TransformerBlock, Unit, conv_inputs
 from bistream.token2mel.layers import WindowLinear
 from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 
 _EPS = 1e-5
+GLUON_TRITON = "3.6"  # PyTorch 2.11
 
 
 class ManyEstimator:
@@ -43,9 +45,10 @@ class ManyEstimator:
         tuning: Tuning,
         left_context_chunks: int,
     ) -> None:
-        tiles = max_tiles(len(arrays.frames.index), tuning.attention[0], bucket.sessions)
-        dependent_launch = torch.cuda.get_device_properties(buffers.x.device).major >= 9
-        batch = _Batch(config, network, pages, arrays, tuning, tiles, dependent_launch)
+        tiles = max_tiles(len(arrays.frames.index), TILE_FRAMES, bucket.sessions)
+        properties = torch.cuda.get_device_properties(buffers.x.device)
+        programs = properties.multi_processor_count if _has_gluon(properties) else 0
+        batch = _Batch(config, network, pages, arrays, tuning, tiles, properties.major >= 9, programs)
         self._halves = [_Half(batch, buffers, half, left_context_chunks) for half in range(GUIDANCE_ROWS)]
         self._device = buffers.x.device
 
@@ -60,9 +63,14 @@ class ManyEstimator:
             rest.wait_stream(current)
         for half, (rest, attention) in zip(self._halves[:halves], streams, strict=True):
             with torch.cuda.stream(rest):
-                half.launch(step, time_biases, attention)
+                half.launch(step, time_biases, attention, is_alone=halves == 1)
         for rest, _ in streams:
             current.wait_stream(rest)
+
+
+def _has_gluon(properties: Any) -> bool:
+    """Whether ``kernels_attention_hopper`` runs on a GPU of these properties. Its form of Triton changes with every minor version."""
+    return (properties.major, properties.minor) == (9, 0) and triton.__version__.startswith(f"{GLUON_TRITON}.")
 
 
 @cache
@@ -79,7 +87,8 @@ def _streams(device: torch.device) -> list[tuple[torch.cuda.Stream, torch.cuda.S
 
 @dataclass(frozen=True)
 class _Batch:
-    """Inputs that both halves share. tiles: at most, of one half's attention."""
+    """Inputs that both halves share. tiles: at most, of one half's attention. hopper_programs: that a GPU runs of
+    ``kernels_attention_hopper``; 0: it runs ``kernels_attention_many``."""
 
     config: EstimatorConfig
     network: Estimator
@@ -88,6 +97,7 @@ class _Batch:
     tuning: Tuning
     tiles: int
     dependent_launch: bool
+    hopper_programs: int
 
 
 class _Half:
@@ -111,12 +121,12 @@ class _Half:
         self._left = left_context_chunks
         self._tail_width = sum(conv_inputs(batch.config))
 
-    def launch(self, step: int, time_biases: Tensor, attention: torch.cuda.Stream) -> None:
+    def launch(self, step: int, time_biases: Tensor, attention: torch.cuda.Stream, is_alone: bool) -> None:
         network, width = self.batch.network, self.width
         down, *mids, up = (unit for unit in network.units if isinstance(unit, Unit))
         first, second = self.joined[:, :width], self.joined[:, width:]
         self._step, self._tail_column, self._block = step, 0, 0
-        self._attention_stream = attention
+        self._attention_stream, self._is_alone = attention, is_alone
         self._unit(down, self.inputs, time_biases[0], second)
         self._convolve(network.down_conv, second, self.source)
         for index, unit in enumerate(mids):
@@ -189,12 +199,24 @@ class _Half:
     def _attend(self) -> None:
         batch, arrays = self.batch, self.batch.arrays
         frames, keys, stages, warps = batch.tuning.attention
-        kernels_attention_many.attend_pages[(batch.tiles,)](
-            self.query, self.normed, self._memory(), arrays.estimator_tiles, arrays.frames.session, arrays.table,
-            self.attended, self._scale,
-            WIDTH=self.width, HEADS=batch.config.num_heads, CHUNK=batch.pages.chunk_frames, TABLE=arrays.table.shape[1],
-            LEFT=self._left, FRAMES=frames, KEYS=keys, STAGES=stages, num_warps=warps,
-        )  # fmt: skip
+        tensors = (self.query, self.normed, self._memory(), arrays.estimator_tiles, arrays.frames.session, arrays.table, self.attended)
+        sizes = {"WIDTH": self.width, "HEADS": batch.config.num_heads, "CHUNK": batch.pages.chunk_frames, "TABLE": arrays.table.shape[1]}
+        if batch.hopper_programs:
+            self._attend_on_hopper(*tensors, self._scale, LEFT=self._left, FRAMES=TILE_FRAMES, KEYS=64, num_warps=4, **sizes)
+            return
+        parts = TILE_FRAMES // frames
+        kernels_attention_many.attend_pages[(batch.tiles * parts,)](
+            *tensors, self._scale, LEFT=self._left, FRAMES=frames, PARTS=parts, KEYS=keys, STAGES=stages, num_warps=warps, **sizes
+        )
+
+    def _attend_on_hopper(self, *arguments: Any, **sizes: Any) -> None:
+        """In programs that take a multiprocessor each, and tiles in turn. The linear layers of the other half need a few as well."""
+        from bistream.token2mel.cuda import kernels_attention_hopper  # noqa: PLC0415  (needs one version of Triton)
+
+        programs = self.batch.hopper_programs
+        if not self._is_alone:
+            programs = max(programs // GUIDANCE_ROWS, programs - self.frames // 128)
+        kernels_attention_hopper.attend_pages_large[(min(self.batch.tiles, programs),)](*arguments, **sizes)
 
     def _after_attention(self, block: TransformerBlock, following: TransformerBlock | None, out: Tensor) -> None:
         """The rest of ``block``, then the query of ``following``; without one the sum goes to ``out`` in 16 bit."""

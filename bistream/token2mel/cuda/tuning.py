@@ -11,6 +11,7 @@ from bistream.token2mel.cuda.batch import Bucket, TileSizes
 
 Tile = tuple[int, int, int, int, int]  # rows, features, depth step, pipeline stages, warps
 _WIDE_WINDOW = 144 * 1024  # bytes: the weights of 32 features of the widest convolution, and a chunk of its rows
+TILE_FRAMES = 16  # of a tile of the estimator's attention, which programs may share
 _ENCODER_ROWS = 32  # query rows of an attention program of the encoder
 
 
@@ -56,13 +57,15 @@ class Tuning:
     values: Tile = (128, 64, 64, 3, 4)
     hidden: Tile = (128, 128, 64, 3, 8)
     add: Tile = (64, 256, 64, 3, 8)
-    query: Tile = (128, 64, 64, 3, 8)
+    query: Tile = (64, 64, 64, 3, 4)
 
 
 FEW = {  # largest number of tokens: tuning
-    64: Tuning(FewTiles(16, 16, 16, key_items=1, key_splits=1, attend_rows=16), encoder_tile=(16, 64, 128, 3, 4)),
-    128: Tuning(FewTiles(16, 16, 16, key_items=8, key_splits=2, attend_rows=16), encoder_tile=(16, 64, 128, 3, 4)),
-    256: Tuning(FewTiles(16, 64, 32, key_items=16, key_splits=2, attend_rows=64), encoder_tile=(64, 64, 64, 3, 4)),
+    64: Tuning(FewTiles(16, 16, 16, key_items=8, key_splits=4, attend_rows=64), encoder_tile=(16, 64, 128, 3, 4)),
+    128: Tuning(FewTiles(16, 16, 16, key_items=8, key_splits=2, attend_rows=64), encoder_tile=(16, 64, 128, 3, 4)),
+    256: Tuning(
+        FewTiles(16, 64, 32, key_items=1, key_splits=1, attend_rows=64, attend_stages=2, feed_depth=128), encoder_tile=(64, 64, 64, 3, 4)
+    ),
     384: Tuning(FewTiles(64, 64, 32, key_items=1, key_splits=1, attend_rows=64), encoder_tile=(64, 64, 64, 3, 4)),
 }
 MANY = Tuning(few=None, encoder_tile=(64, 64, 64, 3, 4))
@@ -89,4 +92,4 @@ def tuning_of(bucket: Bucket) -> Tuning:
 def tile_sizes(tuning: Tuning) -> TileSizes:
     """The sizes that determine the work items of a batch."""
     items, splits = (tuning.few.key_items, tuning.few.key_splits) if tuning.few is not None else (1, 1)
-    return TileSizes(tuning.attention[0], _ENCODER_ROWS, _ENCODER_ROWS, items, splits)
+    return TileSizes(TILE_FRAMES, _ENCODER_ROWS, _ENCODER_ROWS, items, splits)

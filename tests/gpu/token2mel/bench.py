@@ -219,7 +219,7 @@ class FlowBench:
     def half(self, number: int, column: int = 0, block: int = 0) -> Any:
         """The launches of a guidance half, in the middle of ``STEP``, starting at this column of the tails and this transformer block."""
         half = self.solver.estimator._halves[number]
-        half._step, half._tail_column, half._block = STEP, column, block
+        half._step, half._tail_column, half._block, half._is_alone = STEP, column, block, False
         return half
 
     def unit(self, number: int) -> Unit:
