@@ -179,7 +179,7 @@ class _Half:
             self.x if residual is None else self.shortcut, self.active, before.weight, before.bias, norm.weight, norm.bias,
             block.to_query.weight, block.to_keys_values.weight, block.to_out.bias, self.live, batch.arrays.frames.keep, self.odd,
             self.normed, self._memory(), self.query, FIRST=residual is not None, ROWS=rows, EPS=_EPS, **self._heads,
-            **self._options(4 if rows < 64 else 8),
+            **self._options(4 if rows < 32 else 8),
         )  # fmt: skip
 
     def _attend(self, block: TransformerBlock) -> None:
