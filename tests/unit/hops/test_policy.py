@@ -25,7 +25,7 @@ NEAREST = CHUNK_TOKENS - 1 + POLICY.min_hop_tokens  # the nearest boundary is ne
 @st.composite
 def progresses(draw: st.DrawFn) -> HopProgress:
     """States of a session, whatever the hops before were."""
-    sent = draw(st.just(0) | st.integers(12, 400))
+    sent, speed = draw(st.just(0) | st.integers(12, 400)), draw(st.just(1.0) | st.floats(0.5, 2.0))
     return HopProgress(
         prompt_tokens=draw(st.integers(0, 750)),
         received_tokens=sent + draw(st.integers(0, 80)),
@@ -38,6 +38,8 @@ def progresses(draw: st.DrawFn) -> HopProgress:
         next_block_s=draw(st.none() | st.floats(0, 3)),
         block_every_s=draw(st.none() | st.floats(0.1, 3)),
         waited_s=draw(st.floats(0, 1)),
+        speed=draw(st.just(speed) | st.floats(0.5, 2.0)),
+        start_speed=speed,
     )
 
 
@@ -75,6 +77,8 @@ def test_a_later_hop_is_no_longer_than_its_chunks_and_the_shortest_hop(progress:
     count = POLICY.next_hop(progress)
     assume(count is not None and progress.sent_tokens)
     assert count is not None and count <= (POLICY.max_chunks - 1) * CHUNK_TOKENS + NEAREST
+    if progress.speed < 1.0:
+        assert count / progress.speed <= max(POLICY.max_chunks * CHUNK_TOKENS, NEAREST / progress.speed) + NEAREST
 
 
 @settings(max_examples=40, deadline=None)
@@ -91,10 +95,10 @@ def test_a_hop_ends_on_the_grid_unless_it_is_one_of_the_first_two_the_last_or_cu
 @settings(max_examples=40, deadline=None)
 @given(progresses(), st.floats(0.61, 10))
 def test_two_blocks_of_a_text_slower_than_speech_go_out_at_once(progress: HopProgress, every_s: float) -> None:
-    begun = dataclasses.replace(progress, sent_tokens=0, is_whole=False, block_every_s=every_s)
+    begun = dataclasses.replace(progress, sent_tokens=0, is_whole=False, block_every_s=every_s / progress.start_speed)
     assume(begun.received_tokens >= FIRST_HOP and POLICY.has_first_tokens(begun))
     assert POLICY.next_hop(begun) is not None
-    quick = dataclasses.replace(begun, block_every_s=0.5, next_block_s=None, waited_s=0.0, has_ended=False)
+    quick = dataclasses.replace(begun, block_every_s=0.5 / progress.start_speed, next_block_s=None, waited_s=0.0, has_ended=False)
     if quick.received_tokens <= POLICY.next_hop(begun):  # type: ignore[operator]
         assert POLICY.next_hop(quick) is None, "a quicker text is waited for"
 
