@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from bistream.config import RuntimeConfig
 from bistream.families.spark import SPARK
 from bistream.hops.policy import HopPolicy, HopProgress
-from tests.formats import AUDIO_FORMAT, BLOCKS, CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
+from bistream.mel2wav.hop_plan import BUCKETS
+from bistream.mel2wav.stage import CONTEXT_FRAMES
+from tests.formats import (
+    AUDIO_FORMAT,
+    BLOCKS,
+    CHUNK_TOKENS,
+    LOOKAHEAD_TOKENS,
+    MEL_FRAMES_PER_TOKEN,
+    SPEECH_BLOCK_TOKENS,
+    SPEECH_TOKENS_PER_SECOND,
+    VOCODER_OVERLAP_FRAMES,
+)
 
 POLICY = HopPolicy(AUDIO_FORMAT, BLOCKS)
 CHUNK_BY_CHUNK = HopPolicy(AUDIO_FORMAT, BLOCKS, max_chunks=1)
@@ -77,8 +88,17 @@ def test_a_later_hop_is_no_longer_than_its_chunks_and_the_shortest_hop(progress:
     count = POLICY.next_hop(progress)
     assume(count is not None and progress.sent_tokens)
     assert count is not None and count <= (POLICY.max_chunks - 1) * CHUNK_TOKENS + NEAREST
-    if progress.speed < 1.0:
-        assert count / progress.speed <= max(POLICY.max_chunks * CHUNK_TOKENS, NEAREST / progress.speed) + NEAREST
+
+
+@settings(max_examples=40, deadline=None)
+@given(progresses())
+def test_slow_speech_fits_the_recorded_calls_of_the_vocoder(progress: HopProgress) -> None:
+    """With the frames that it keeps of the hop before. A pause may have left more tokens than a hop has."""
+    count = POLICY.next_hop(progress)
+    assume(count is not None and not progress.is_resting)
+    assert count is not None
+    frames = count * MEL_FRAMES_PER_TOKEN / progress.speed + CONTEXT_FRAMES + VOCODER_OVERLAP_FRAMES
+    assert frames <= max(bucket.frames for bucket in BUCKETS)
 
 
 @settings(max_examples=40, deadline=None)
