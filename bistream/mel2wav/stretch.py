@@ -67,6 +67,6 @@ class MelStretch:
 def _between_frames(mel: Tensor, positions: NDArray[np.float64]) -> Tensor:
     """mel [bins, M] at float64 [N] places between its frames -> [bins, N]."""
     left = positions.astype(np.int64)
-    places = torch.from_numpy(np.stack([left, np.minimum(left + 1, mel.shape[1] - 1)])).to(mel.device)
-    share = torch.from_numpy((positions - left).astype(np.float32)).to(mel.device)
+    places = torch.from_numpy(np.stack([left, np.minimum(left + 1, mel.shape[1] - 1)])).to(mel.device, non_blocking=True)
+    share = torch.from_numpy((positions - left).astype(np.float32)).to(mel.device, non_blocking=True)
     return mel[:, places[0]] * (1.0 - share) + mel[:, places[1]] * share
