@@ -9,14 +9,14 @@ Where a hop ends changes the samples: the flow emits an incomplete chunk with le
 boundary is a number of spoken tokens; a hop up to it takes the flow's 3 lookahead tokens too.
 
 1. The first hop speaks ``first_hop_tokens`` where all text was in one request, and of faster speech as many more as make the same audio.
-   Where it comes in pieces, the language model speaks in
-   blocks of 15 tokens for 5 text tokens, the first one shorter by the prompt's speech in it, and then may rest until the text goes on: the
-   first hop speaks all of the first block but the lookahead, or of two blocks where that is less than ``min_first_hop_tokens``.
+   Where it comes in pieces, the language model speaks in blocks of 15 tokens for 5 text tokens, the first one shorter by the prompt's
+   speech in it, and then may rest until the text goes on: the first hop speaks all of the first block but the lookahead, or of two blocks
+   where that is less than ``min_first_hop_tokens``, or would be heard for less than the next hop takes (``first_latency_s``).
 2. The second hop speaks at most 15 tokens (a block) more, because the listener has only the first one's audio meanwhile.
 3. All later hops end on multiples of 25 tokens counted from the start of the voice prompt, where the flow commits its caches, at
    least ``min_hop_tokens`` and at most ``min_hop_tokens + 24`` away: nothing is computed twice there. So may the second one. Those of a
-   whole text grow by a chunk for every two that were spoken, up to ``max_chunks``: their listener has audio by then, and
-   long hops cost less for each second of it.
+   whole text grow by a chunk for every two that were spoken, up to ``max_chunks``, and fewer of slow speech: their listener has audio by
+   then, and long hops cost less for each second of it.
 4. A hop goes out as soon as its tokens are there, also when the language model has ended meanwhile; what is left after the last
    boundary goes in the last hop, which may be empty. The first hop of a text in pieces waits until the next block is in sight
    (``next_block_s``), so that the listener does not hear a gap, but for ``first_hop_patience_s`` at most; and not with the tokens of two

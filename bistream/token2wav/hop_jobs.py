@@ -105,9 +105,9 @@ def check_hop(renderer: SpeechRenderer, hop: Token2WavHop) -> None:
     if len(hop.token_ids) > MAX_HOP_TOKENS:
         raise InvalidInputError(f"A hop of {len(hop.token_ids)} speech tokens is too long; send at most {MAX_HOP_TOKENS} in each.")
     renderer.check_tokens(hop.token_ids)
+    check_speed(renderer, hop.speed)
     if hop.lookahead_tokens is not None and not renderer.sizes.may_hurry:
         raise InvalidInputError("The lookahead of this model is fixed; leave lookahead_tokens out.")
-    check_speed(renderer, hop.speed)
     if hop.lookahead_tokens is not None and hop.lookahead_tokens < 0:
         raise InvalidInputError(f"lookahead_tokens is {hop.lookahead_tokens}; send 0 or more.")
     if not (math.isfinite(hop.playback_buffer_s) and hop.playback_buffer_s >= 0):
