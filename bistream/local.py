@@ -189,7 +189,12 @@ class LocalPipeline:
         return np.concatenate(waveforms) if waveforms else np.zeros(0, np.float32)
 
     def stream(
-        self, pieces: Iterable[str | bytes], voice: VoiceChoice, options: GenerationOptions = DEFAULT_OPTIONS, is_whole: bool = False
+        self,
+        pieces: Iterable[str | bytes],
+        voice: VoiceChoice,
+        options: GenerationOptions = DEFAULT_OPTIONS,
+        is_whole: bool = False,
+        speed: float = 1.0,
     ) -> Iterator[AudioChunk]:
         """One bidirectional session: a separate thread consumes the pieces as they come, and audio is yielded as it is produced.
 
@@ -198,8 +203,8 @@ class LocalPipeline:
         """
         if is_whole:
             whole = b"".join(map(to_bytes, pieces))
-            return self._stream(_start(whole, None, True, voice, options), ())
-        return self._stream(_start(b"", uuid.uuid4().hex, False, voice, options), pieces)
+            return self._stream(_start(whole, None, True, voice, options, speed), ())
+        return self._stream(_start(b"", uuid.uuid4().hex, False, voice, options, speed), pieces)
 
     def convert(
         self,
@@ -281,13 +286,7 @@ class _Feeder:
 
 
 def _start(
-    text: bytes,
-    session_id: str | None,
-    is_end: bool,
-    voice: VoiceChoice,
-    options: GenerationOptions,
-    speed: float | None = None,
-    offline: bool = False,
+    text: bytes, session_id: str | None, is_end: bool, voice: VoiceChoice, options: GenerationOptions, speed: float, offline: bool = False
 ) -> BistreamRequest:
     return BistreamRequest(
         target_text=text,

@@ -14,7 +14,7 @@ from bistream.client.audio import read_reference
 from bistream.client.voice_options import GENERATION_OPTIONS, add_cross_lingual
 from bistream.client.voice_options import add_options as add_fields
 from bistream.config import RuntimeConfig
-from bistream.contract.checks import SERVER_TEXT_NORMALIZATIONS
+from bistream.contract.checks import MAX_SPEED, MIN_SPEED, SERVER_TEXT_NORMALIZATIONS
 from bistream.errors import InvalidInputError
 from bistream.local import VoiceChoice
 from bistream.types import FloatArray, GenerationOptions
@@ -51,6 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="off",
         help="read out numbers, dates and units (default: %(default)s)",
     )
+    parser.add_argument("--speed", type=float, default=1.0, help=f"{MIN_SPEED:g} to {MAX_SPEED:g} (default: %(default)s)")
     parser.add_argument("--output-dir", default="output", metavar="DIR", help="where the WAV files and log.json go (default: %(default)s)")
     add_model_options(parser)
 

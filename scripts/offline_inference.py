@@ -29,7 +29,6 @@ from tqdm import tqdm
 from bistream.checkpoints.reader import read_config
 from bistream.client.audio import WavWriter
 from bistream.commands.waiting import Waiting
-from bistream.contract.checks import MAX_SPEED, MIN_SPEED
 from bistream.errors import BistreamError
 from bistream.local import LocalPipeline
 from bistream.text.effort import reads_numbers
@@ -110,7 +109,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
-    parser.add_argument("--speed", type=float, default=1.0, help=f"{MIN_SPEED:g} to {MAX_SPEED:g} (default: %(default)s)")
     parser.add_argument("--concurrency", type=int, default=4, help="concurrent utterances (default: %(default)s)")
     parser.add_argument("--text-front-end", action=argparse.BooleanOptionalAction, default=True, help="prepare the text as upstream does")
     options = parser.parse_args(arguments)

@@ -52,8 +52,8 @@ def speak(pipeline: LocalPipeline, utterance: Utterance, options: argparse.Names
 
     def chunks() -> Iterator[AudioChunk]:
         if utterance.source_wav is not None:
-            return pipeline.convert(utterance.source_wav, utterance.voice, sampling(options))
-        return pipeline.stream(pieces(), utterance.voice, sampling(options), is_whole=options.whole_text)
+            return pipeline.convert(utterance.source_wav, utterance.voice, sampling(options), options.speed)
+        return pipeline.stream(pieces(), utterance.voice, sampling(options), options.whole_text, options.speed)
 
     try:
         with WavWriter(output / f"{utterance.name}.wav") as wav:
@@ -144,6 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--text-rate must be above 0 and excludes --whole-text")
     if options.strategy is not None and (options.text_rate is not None or options.whole_text):
         parser.error("--strategy excludes --text-rate and --whole-text: the speech tokens are made beforehand")
+    if options.strategy is not None and options.speed != 1.0:
+        parser.error("--strategy measures at the usual speed; leave --speed out")
     try:
         log = run(options) if options.strategy is None else run_strategy(options)
     except (BistreamError, OSError) as error:

@@ -27,6 +27,7 @@ class ModelCard:
     languages: lower-case ISO 639-1 codes of what the checkpoint speaks; empty: no restriction is known.
     can_be_instructed: whether ``instruct_text`` changes how it speaks; where not, the model would read it aloud.
     takes_labels: whether its language model makes voices of labels (``gender`` and others); its family alone says so.
+    has_speed: whether its speech can be had faster or slower (``speed``); its family alone says so.
     title: what it is, for people; empty: a released checkpoint or one of somebody's own.
     unknown_marks: punctuation that its training text lacks; it is dropped before the model, which would stumble over it.
     """
@@ -37,12 +38,18 @@ class ModelCard:
     title: str = ""
     unknown_marks: frozenset[str] = frozenset()
     takes_labels: bool = False
+    has_speed: bool = True
 
 
 def read_model_card(model_dir: str | Path) -> ModelCard:
     """Of a model directory, or ``""`` for a process without one. Raises ``CheckpointError`` for a file that cannot be understood."""
     path, family = Path(model_dir) / MODEL_CARD_FILE, family_of(model_dir)
-    released = ModelCard(languages=family.languages, can_be_instructed=family.can_be_instructed, takes_labels=family.takes_labels)
+    released = ModelCard(
+        languages=family.languages,
+        can_be_instructed=family.can_be_instructed,
+        takes_labels=family.takes_labels,
+        has_speed=not family.has_codec,
+    )
     if not str(model_dir) or not path.is_file():
         return released
     try:
@@ -67,4 +74,5 @@ def _parse(found: dict[str, Any], card: ModelCard) -> ModelCard:
     marks = found.get("unknown_marks", "")
     if not isinstance(marks, str) or any(one.isalnum() or one.isspace() for one in marks):
         raise ValueError("unknown_marks has more than marks")
-    return ModelCard(longest, frozenset(one.lower() for one in languages), can_be_instructed, title, frozenset(marks), card.takes_labels)
+    spoken, unknown = frozenset(one.lower() for one in languages), frozenset(marks)
+    return ModelCard(longest, spoken, can_be_instructed, title, unknown, card.takes_labels, card.has_speed)

@@ -27,11 +27,10 @@ from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.exchange import Chunk, Heard, Request, SessionExchange
 from bistream.client.known_voices import KnownVoices
 from bistream.client.messages import RequestMessages, Result
-from bistream.client.opening import SessionStarts
+from bistream.client.opening import SessionStarts, later_piece
 from bistream.client.server_errors import SlowReaderError, server_error
 from bistream.client.translation import call_error
 from bistream.contract.audio import UPSTREAM_SAMPLE_RATE, sample_rate_of
-from bistream.contract.codec import to_bytes
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import CancelledError, EngineError
 
@@ -127,17 +126,18 @@ class AsyncClientSession:
         """How much of the text was heard when the cancel arrived: known once the iteration has ended with ``CancelledError``."""
         return self._exchange.heard
 
-    def put_text(self, piece: str | bytes, is_end: bool = False) -> None:
+    def put_text(self, piece: str | bytes, is_end: bool = False, speed: float | None = None) -> None:
         """``push_text``, or with is_end ``end_text``, for code that is no coroutine."""
-        self._send({"target_text": to_bytes(piece), "is_start": False, "is_end": is_end})
+        self._send(later_piece(piece, is_end, speed))
 
-    async def push_text(self, piece: str | bytes) -> None:
-        """Send text, cut anywhere (bytes: even inside a character). Raises the session's error, ``CancelledError`` if it ended normally."""
-        self.put_text(piece)
+    async def push_text(self, piece: str | bytes, speed: float | None = None) -> None:
+        """Send text, cut anywhere (bytes: even inside a character). speed: of what is spoken from here on; None: as before. Raises the
+        session's error, ``CancelledError`` if it ended normally."""
+        self.put_text(piece, speed=speed)
 
-    async def end_text(self, piece: str | bytes = b"") -> None:
+    async def end_text(self, piece: str | bytes = b"", speed: float | None = None) -> None:
         """Send the last piece; the rest is spoken and the iteration ends."""
-        self.put_text(piece, is_end=True)
+        self.put_text(piece, is_end=True, speed=speed)
 
     async def cancel(self) -> None:
         """Stop speaking (barge-in). The iteration ends with ``CancelledError``; audio that has arrived can still be iterated."""

@@ -27,10 +27,9 @@ from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.exchange import Chunk, Heard, Request, SessionExchange
 from bistream.client.inquiry import GrpcInquiry, parameters_of
 from bistream.client.known_voices import KnownVoices
-from bistream.client.opening import SessionStarts
+from bistream.client.opening import SessionStarts, later_piece
 from bistream.client.translation import infer_input, stream_error
 from bistream.contract.audio import sample_rate_of
-from bistream.contract.codec import to_bytes
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError, CancelledError
 
@@ -157,13 +156,14 @@ class ClientSession:
 
     # Outgoing
 
-    def push_text(self, piece: str | bytes) -> None:
-        """Send text, cut anywhere (bytes: even inside a character). Raises the session's error, ``CancelledError`` if it ended normally."""
-        self._send({"target_text": to_bytes(piece), "is_start": False, "is_end": False})
+    def push_text(self, piece: str | bytes, speed: float | None = None) -> None:
+        """Send text, cut anywhere (bytes: even inside a character). speed: of what is spoken from here on; None: as before. Raises the
+        session's error, ``CancelledError`` if it ended normally."""
+        self._send(later_piece(piece, False, speed))
 
-    def end_text(self, piece: str | bytes = b"") -> None:
+    def end_text(self, piece: str | bytes = b"", speed: float | None = None) -> None:
         """Send the last piece; the rest is spoken and the iteration ends."""
-        self._send({"target_text": to_bytes(piece), "is_start": False, "is_end": True})
+        self._send(later_piece(piece, True, speed))
 
     def cancel(self) -> None:
         """Stop speaking (barge-in). The iteration ends with ``CancelledError``; audio that has arrived can still be iterated."""

@@ -1,4 +1,4 @@
-"""How a session is opened, for the threaded and the asyncio client alike: one place says what can be asked for."""
+"""How a session is opened and goes on, for the threaded and the asyncio client alike: one place says what can be asked for."""
 
 from __future__ import annotations
 
@@ -57,6 +57,11 @@ class SessionStarts(ABC, Generic[Session]):
             if self.known_voices is not None:  # its hash may replace it; without a transcript that of an empty one
                 voice_hash = reference_hash(reference_wav, start.get("reference_text", ""))
         return self._open(SessionExchange(session_id or uuid.uuid4().hex, self.known_voices, voice_hash), start)
+
+
+def later_piece(piece: str | bytes, is_end: bool, speed: float | None) -> dict[str, Any]:
+    """The inputs of a later request with text. speed: of what is spoken from here on; None: as before."""
+    return {"target_text": to_bytes(piece), "is_start": False, "is_end": is_end, "speed": speed}
 
 
 def said(inputs: Mapping[str, Any]) -> dict[str, Any]:

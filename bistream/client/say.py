@@ -96,8 +96,6 @@ def add_session_arguments(parser: argparse.ArgumentParser) -> None:
 def _check_usage(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if options.text_rate is not None and (options.text is None or options.text_rate <= 0):
         parser.error("--text-rate needs --text and a number above 0")
-    if options.speed is not None and (options.stdin or options.text_rate is not None):
-        parser.error("--speed needs the whole text at once")
     check_session(parser, options)
 
 

@@ -63,11 +63,10 @@ class Segment(Generic[Session]):
 
 
 class Segments(Generic[Session]):
-    """Those that are not over, the oldest first. wants_whole_text: a segment is spoken only when it has ended (``speed``)."""
+    """Those that are not over, the oldest first."""
 
-    def __init__(self, wants_whole_text: bool = False) -> None:
+    def __init__(self) -> None:
         self.characters = 0  # of all segments
-        self._wants_whole_text = wants_whole_text
         self._left: deque[Segment[Session]] = deque()
 
     def __iter__(self) -> Iterator[Segment[Session]]:
@@ -101,7 +100,7 @@ class Segments(Generic[Session]):
         if not self._left:
             return None
         first = self._left[0]
-        return first if first.is_ended or (first.is_speakable and not self._wants_whole_text) else None
+        return first if first.is_ended or first.is_speakable else None
 
     def pop(self) -> None:
         """The oldest one is over."""

@@ -16,7 +16,7 @@ from bistream.client.audio import read_reference
 class Speaker:
     """speaker_id: a registered voice or a preset of the server; or reference_wav, float32 [N], 16 kHz mono in [-1, 1], 0.5 to 30 s
     (``recorded`` reads a file), with what is said in it; or gender, of a voice that the server makes of it, pitch, speaking_rate and
-    seed. The others by their names in the wire contract; speed other than 1 needs the whole text at once. text_normalization: as the
+    seed. The others by their names in the wire contract; speed: 0.5 to 2. text_normalization: as the
     server does, and agents write Markdown; None for a server that does not know it."""
 
     speaker_id: str | None = None
@@ -43,11 +43,7 @@ class Speaker:
         """The voice of a sound file. Raises ``ValueError`` with a sentence for the user."""
         return cls(reference_wav=read_reference(path), reference_text=reference_text, **options)
 
-    @property
-    def wants_whole_text(self) -> bool:
-        return self.speed != 1.0
-
     def arguments(self) -> dict[str, Any]:
         """Of ``AsyncBistreamClient.start``."""
         given = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {**given, "speed": self.speed if self.wants_whole_text else None}
+        return {**given, "speed": None if self.speed == 1.0 else self.speed}

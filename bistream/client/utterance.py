@@ -64,7 +64,7 @@ class Utterance:
         self._client = client
         self._speaker = speaker
         self._pacing = pacing or Pacing()
-        self._segments: Segments[AsyncClientSession] = Segments(speaker.wants_whole_text)
+        self._segments: Segments[AsyncClientSession] = Segments()
         self._changed = asyncio.Event()
         self._has_ended = False  # no more text
         self._closed = asyncio.Event()

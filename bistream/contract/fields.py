@@ -179,9 +179,8 @@ INPUTS = (
         "speed",
         "FP32",
         (_FRONT, _WAV),
-        "only with the whole text in the first request, 0.5 to 2; default 1",
+        "0.5 to 2, default 1: [how fast](#speed) it is spoken; with a later piece: from there on, absent: as before",
         check=checks.check_speed,
-        is_start_only=True,
     ),
     Field(
         "is_cross_lingual",
@@ -245,6 +244,7 @@ INPUTS = (
         default=False,
         is_start_only=True,
     ),
+    Field("is_offline", "BOOL", (_WAV,), "default false. True: a whole utterance, which `session_id` only cancels", default=False),
     Field("channel_id", "BYTES", (_LM, _WAV, _CALLS), "the channel of a calling model (`bistream/transport/channel.py`)"),
     Field("calls", "UINT8", (_LM, _WAV, _CALLS), "calls through the channel; absent: the answers to earlier ones are asked for", _VECTOR),
 )

@@ -59,6 +59,10 @@ def takes_no_labels(session_id: str | None = None) -> InvalidInputError:
     return InvalidInputError("This checkpoint makes no voices of labels; leave out gender, pitch and speaking_rate.", session_id)
 
 
+def has_no_speed(session_id: str | None = None) -> InvalidInputError:
+    return InvalidInputError("This model has no speed; leave it out, or set it to 1.", session_id)
+
+
 def hash_differs(session_id: str | None = None) -> InvalidInputError:
     return InvalidInputError("reference_hash does not fit reference_wav and reference_text; correct it, or leave it out.", session_id)
 

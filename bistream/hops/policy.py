@@ -8,14 +8,15 @@ Where a hop ends changes the samples: the flow emits an incomplete chunk with le
 **where** hops end follows from the voice and the number of tokens alone, and time decides only **when** they go out, but for rule 5. A
 boundary is a number of spoken tokens; a hop up to it takes the flow's 3 lookahead tokens too.
 
-1. The first hop speaks ``first_hop_tokens`` where all text was in one request. Where it comes in pieces, the language model speaks in
-   blocks of 15 tokens for 5 text tokens, the first one shorter by the prompt's speech in it, and then may rest until the text goes on: the
-   first hop speaks all of the first block but the lookahead, or of two blocks where that is less than ``min_first_hop_tokens``.
+1. The first hop speaks ``first_hop_tokens`` where all text was in one request, and of faster speech as many more as make the same audio.
+   Where it comes in pieces, the language model speaks in blocks of 15 tokens for 5 text tokens, the first one shorter by the prompt's
+   speech in it, and then may rest until the text goes on: the first hop speaks all of the first block but the lookahead, or of two blocks
+   where that is less than ``min_first_hop_tokens``, or would be heard for less than the next hop takes (``first_latency_s``).
 2. The second hop speaks at most 15 tokens (a block) more, because the listener has only the first one's audio meanwhile.
 3. All later hops end on multiples of 25 tokens counted from the start of the voice prompt, where the flow commits its caches, at
    least ``min_hop_tokens`` and at most ``min_hop_tokens + 24`` away: nothing is computed twice there. So may the second one. Those of a
-   whole text grow by a chunk for every two that were spoken, up to ``max_chunks``: their listener has audio by then, and
-   long hops cost less for each second of it.
+   whole text grow by a chunk for every two that were spoken, up to ``max_chunks``, and fewer of slow speech: their listener has audio by
+   then, and long hops cost less for each second of it.
 4. A hop goes out as soon as its tokens are there, also when the language model has ended meanwhile; what is left after the last
    boundary goes in the last hop, which may be empty. The first hop of a text in pieces waits until the next block is in sight
    (``next_block_s``), so that the listener does not hear a gap, but for ``first_hop_patience_s`` at most; and not with the tokens of two
@@ -34,6 +35,7 @@ boundary is a number of spoken tokens; a hop up to it takes the flow's 3 lookahe
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from bistream.config import RuntimeConfig
@@ -59,6 +61,8 @@ class HopProgress:
     a block comes; None: nobody knows.
     waited_s: since the tokens of the first hop were there.
     chunks_join: rule 7 applies.
+    speed: of the speech from here on: 2 where a token is heard for half of its usual time. start_speed: with which the session began; it
+    counts for the first hop, and does not change what that was.
     """
 
     prompt_tokens: int
@@ -73,6 +77,8 @@ class HopProgress:
     block_every_s: float | None = None
     waited_s: float = 0.0
     chunks_join: bool = False
+    speed: float = 1.0
+    start_speed: float = 1.0
 
     @property
     def pending_tokens(self) -> int:
@@ -167,7 +173,7 @@ class HopPolicy:
 
     @property
     def _withheld_tokens(self) -> int:
-        """Of a hop, heard with the next one."""
+        """Of a hop, at the usual speed, heard with the next one."""
         return self.audio_format.vocoder_overlap_frames // self.audio_format.mel_frames_per_token
 
     @property
@@ -225,7 +231,8 @@ class HopPolicy:
         if not (progress.is_whole or progress.chunks_join):
             return 0
         chunks = self._spoken_tokens(progress) // (_SPOKEN_PER_CHUNK * self.audio_format.chunk_tokens)
-        return min(self.max_chunks, max(1, chunks)) - 1
+        most = max(1, int(self.max_chunks * min(1.0, progress.speed)))  # slow speech makes the vocoder's part longer
+        return min(most, max(1, chunks)) - 1
 
     def _ready_chunks(self, progress: HopProgress) -> int:
         """Of a hop that lacks tokens: chunks that may go out without the others (rule 7)."""
@@ -243,10 +250,11 @@ class HopPolicy:
 
     def _first_boundary(self, progress: HopProgress) -> int:
         if progress.is_whole:
-            return self.first_hop_tokens
+            return math.ceil(self.first_hop_tokens * max(1.0, progress.start_speed))
         block = self.blocks.speech_tokens
         block_end = block - progress.prompt_tokens % block - self.audio_format.lookahead_tokens
-        return block_end if block_end >= self.min_first_hop_tokens else block_end + block
+        lasting = (self._withheld_tokens + self.first_latency_s * self.audio_format.tokens_per_second) * progress.start_speed
+        return block_end if block_end >= max(self.min_first_hop_tokens, lasting) else block_end + block
 
     def _may_begin(self, progress: HopProgress) -> bool:
         """Whether the hop after the first will be in time, as far as anybody knows."""
@@ -267,12 +275,12 @@ class HopPolicy:
             return 0.0
         if progress.next_block_s is None:
             return self.first_hop_patience_s
-        audio_s = (self._first_boundary(progress) - self._withheld_tokens) / self.audio_format.tokens_per_second
+        audio_s = (self._first_boundary(progress) / progress.start_speed - self._withheld_tokens) / self.audio_format.tokens_per_second
         return progress.next_block_s + self.first_latency_s - audio_s
 
     def _is_text_slow(self, progress: HopProgress) -> bool:
         """Slower than speech."""
-        block_s = self.blocks.speech_tokens / self.audio_format.tokens_per_second
+        block_s = self.blocks.speech_tokens / self.audio_format.tokens_per_second / progress.start_speed
         return progress.block_every_s is not None and progress.block_every_s > block_s
 
     def _may_be_cut(self, progress: HopProgress) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from bistream.config import RuntimeConfig
 from bistream.hops.policy import HopPolicy, HopProgress
+from bistream.hops.speeds import SpeedRuns
 from bistream.hops.text_pace import TextPace
 from bistream.sessions.language_model_client import RENEWALS_PER_LEASE
 from bistream.sessions.load import SessionLoad
@@ -47,6 +48,7 @@ class HopPacing:
         self._format = policy.audio_format
         self.text = TextPace(policy.blocks.text_tokens)
         self.playback = Playback(self._format.sample_rate)
+        self._speeds = SpeedRuns()  # of the tokens that were sent
         self._is_final = self._is_flush = False  # the hop that is due
         self._lookahead_tokens: int | None = None  # of it
         self.wake_at: float | None = None
@@ -82,11 +84,25 @@ class HopPacing:
 
     def wanted_tokens(self, now: float) -> TokenDemand:
         """How many more tokens the next hop needs, and the audio that the listener has until then."""
-        received_s = (self._tokens_sent + len(self._session.tokens)) / self._format.tokens_per_second
+        frames = self._speeds.heard + self._frames(len(self._session.tokens)) / self._session.speed
+        received_s = frames * self._format.samples_per_mel_frame / self._format.sample_rate
         spoken_s = self.playback.samples_sent / self._format.sample_rate
         unspoken_s = max(0.0, received_s - self._policy.withheld_s - spoken_s)
         slack_s = None if self._session.start.offline else self.playback.buffer_s(now) + unspoken_s
         return TokenDemand(self._policy.wanted_tokens(self._progress(now, 0.0)), slack_s)
+
+    def sends(self, tokens: int) -> None:
+        """So many go to token2wav, at the session's speed."""
+        self._tokens_sent += tokens
+        self._speeds.add(self._frames(tokens), self._session.speed)
+
+    def spoken(self, samples: int) -> int:
+        """Samples that so many of the audio would be at the usual speed."""
+        size = self._format.samples_per_mel_frame
+        return int(self._speeds.spoken_at(samples / size) * size)
+
+    def _frames(self, tokens: int) -> int:
+        return tokens * self._format.mel_frames_per_token
 
     def is_time(self, now: float) -> bool:
         """Whether ``wake_at`` has been reached; clears it if so."""
@@ -101,7 +117,7 @@ class HopPacing:
         return SessionLoad(
             age_s=now - accepted_at,
             buffer_s=self.playback.buffer_s(now),
-            made_s=self.playback.samples_sent / self._format.sample_rate,
+            made_s=self.spoken(self.playback.samples_sent) / self._format.sample_rate,
             received_s=(self._tokens_sent + len(session.tokens)) / self._format.tokens_per_second,
             tokens_ended=session.finish_reason is not None,
             text_ended=session.text.ended,
@@ -109,6 +125,7 @@ class HopPacing:
             has_ended=session.has_ended,
             voice_tokens=self._voice_tokens,
             reserved_s=session.reserved_s,
+            speed=session.speed,
         )
 
     def _due_tokens(self, now: float) -> int | None:
@@ -140,6 +157,8 @@ class HopPacing:
             is_whole=session.start.is_end or not self._policy.blocks.interleaved,
             is_resting=heard.is_resting,
             chunks_join=(report := self._report()) is not None and report.chunks_join,
+            speed=session.speed,
+            start_speed=session.start.speed,
         )
         if self._tokens_sent or session.start.is_end or not self._policy.has_first_tokens(progress):
             return progress
@@ -159,7 +178,7 @@ class HopPacing:
         if is_first:
             session.own(TOKEN2WAV, self._cancel)
         session.speaking(True)
-        self._tokens_sent += count
+        self.sends(count)
         if self._is_flush:
             self._tokens_flushed = self._tokens_sent
         return Token2WavHop(
@@ -171,4 +190,5 @@ class HopPacing:
             playback_buffer_s=self.playback.buffer_s(now),
             expected_speech_s=session.reserved_s if is_first else None,
             lookahead_tokens=self._lookahead_tokens,
+            speed=session.speed,
         )

@@ -1,19 +1,18 @@
 """Decides whether another session fits: compares the audio rate promised to live sessions with what token2wav can make. Pure.
 
-A listener plays one second per second until all speech of its session is made. So a session counts 1 as long as tokens or text may come
-or tokens wait, then 0. As long as the sum is below the capacity, the audio that all listeners have left does not shrink. (Counting less
-for a session with audio left was tried: all buffers then shrink together, hops with them, and small hops cost most.)
+A listener plays one second per second until all speech of its session is made. So a session counts 1, or its ``speed``, as long as
+tokens or text may come or tokens wait, then 0. As long as the sum is below the capacity, the audio that all listeners have left does not
+shrink. (Counting less for a session with audio left was tried: all buffers shrink together, hops with them, and small hops cost most.)
 
-A session that has had no audio yet counts ``FIRST_HOP_RATE`` more for its first second, for the first hop and the small one that must
-follow it at once; that also bounds how many first hops wait for each other. The sum over the capacity is the load.
+A session without audio yet counts ``FIRST_HOP_RATE`` more for its first second, for the first hop and the small one right after it; that
+also bounds how many first hops wait for each other. The sum over the capacity is the load.
 
 Flow state: a session may need a page for each second of its speech, beside those of its voice, which sessions with the same voice share.
 The length of speech is estimated from its text where all of it is there, else from the sessions that have ended. The pages of all
 sessions together must exist, or the flow would have to forget the beginnings of their speech. Without a limit of the load (target 0) only
 what token2wav reserves for them must: a session for which that is missing would fail when its first audio is due.
 
-The only session is never refused. Before there is a report of token2wav, ``ASSUMED_CAPACITY`` bounds a first burst of starts, and flow
-state does not.
+The only session is never refused. Before token2wav has reported, ``ASSUMED_CAPACITY`` alone bounds a first burst of starts.
 """
 
 from __future__ import annotations
@@ -103,9 +102,10 @@ class Lengths:
 class SessionLoad:
     """One live session.
 
-    age_s: since its start. buffer_s: audio ahead of its listener. made_s: audio that was sent. received_s: speech of the tokens that came.
-    tokens_ended, text_ended: no more will come. hop_waits: token2wav has a hop of it. voice_tokens: None until the voice is ready.
-    reserved_s: speech for which token2wav reserves flow state, as it was when the session was admitted; None: as much as usual.
+    age_s: since its start. buffer_s: audio ahead of its listener. made_s: speech (at the usual speed) of the audio that was sent.
+    received_s: speech of the tokens that came. tokens_ended, text_ended: no more will come. hop_waits: token2wav has a hop of it.
+    voice_tokens: None until the voice is ready. reserved_s: speech for which token2wav reserves flow state, as it was when the session was
+    admitted; None: as much as usual. speed: seconds of speech that are heard in one.
     """
 
     age_s: float = 0.0
@@ -118,6 +118,7 @@ class SessionLoad:
     has_ended: bool = False
     voice_tokens: int | None = None
     reserved_s: float | None = None
+    speed: float = 1.0
 
 
 def text_bytes(start: SessionStart) -> int | None:
@@ -139,7 +140,7 @@ def need_of(start: SessionStart, standing: SessionLoad, report: LoadReport, leng
     waits_for_server = standing.hop_waits or (standing.text_ended and not standing.tokens_ended)
     rest_s = max(0.0, standing.received_s - standing.made_s) if standing.tokens_ended else None
     return Need(
-        rate=promised_rate(rest_s, standing.age_s if standing.made_s == 0.0 else None),
+        rate=standing.speed * promised_rate(rest_s, standing.age_s if standing.made_s == 0.0 else None),
         pages=_pages(start, standing, report, lengths),
         reserved=_reserved_pages(standing, report),
         voice=_voice(start),
@@ -156,10 +157,9 @@ def _reserved_pages(standing: SessionLoad, report: LoadReport) -> int:
 
 
 def _pages(start: SessionStart, standing: SessionLoad, report: LoadReport, lengths: Lengths) -> float:
+    known = standing.received_s if standing.tokens_ended else lengths.expected_s(text_bytes(start), standing.received_s)
     if start.source_wav is not None:
         known = len(start.source_wav) / REFERENCE_SAMPLE_RATE
-    else:
-        known = standing.received_s if standing.tokens_ended else lengths.expected_s(text_bytes(start), standing.received_s)
     return min(report.most_pages or math.inf, max(_reserved_pages(standing, report), known))
 
 

@@ -156,8 +156,8 @@ class Orchestrator:
                 sender.report(run.heard())  # before the session's own end, after which a client may stop listening
                 run.end_early(cancelled_by_client())
             else:
-                check_append(request)
-                run.append(request.target_text or b"", request.is_end)
+                check_append(request, self._card)
+                run.append(request.target_text or b"", request.is_end, request.speed)
         except Exception as error:
             self._refuse(request, sender, error)
         else:
@@ -221,7 +221,7 @@ class Orchestrator:
 
     def _forget(self, run: SessionRun) -> None:
         del self._open[run.session.port_id]
-        made_s = 0.0 if run.has_failed else run.standing(self._clock()).made_s * run.session.start.speed  # as it were at the usual speed
+        made_s = 0.0 if run.has_failed else run.standing(self._clock()).made_s
         self._load.ended(text_bytes(run.session.start), made_s, run.counted)
         self._sessions_changed.set()
 

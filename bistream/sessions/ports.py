@@ -106,8 +106,8 @@ class BistreamRequest:
     """One request to ``cosyvoice2_bistream``: the inputs of its contract (``contract/fields.py``), and what comes another way.
 
     target_text: UTF-8, may be cut anywhere. reference_wav, source_wav: float32 [N], as received (padding included).
-    is_offline: render the whole utterance at once with full attention (``cosyvoice2`` without streaming); also implied by a
-    ``speed`` other than 1.0. Only with the whole text in this request.
+    is_offline: render the whole utterance at once with full attention (``cosyvoice2`` without streaming). Only with the whole text in this
+    request. speed: None in a later request: as before.
     session_secret: makes the session unknown to requests that do not carry the same.
     """
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from bistream.checkpoints.model_card import ModelCard
 from bistream.config import RuntimeConfig
-from bistream.contract.checks import check_instruction_length, check_text_length, count_characters, is_instruction
+from bistream.contract.checks import check_instruction_length, check_speed, check_text_length, count_characters, is_instruction
 from bistream.contract.codec import check_values, flat_values
 from bistream.contract.fields import COSYVOICE2_BISTREAM
-from bistream.contract.refusals import not_utf8, takes_no_labels, text_has_ended, text_is_empty
+from bistream.contract.refusals import has_no_speed, not_utf8, takes_no_labels, text_has_ended, text_is_empty
 from bistream.errors import InvalidInputError
 from bistream.sessions.playback import SpokenEffort
 from bistream.sessions.ports import BistreamRequest, SessionKey
@@ -121,7 +121,7 @@ def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard
         raise InvalidInputError("session_id is missing; send one with every piece, or the whole text with is_end true.")
     if request.is_offline and not request.is_end:
         raise InvalidInputError("is_offline needs the whole text in the first request; send is_end true with all of it.")
-    speed = _check_speed(request)
+    _check_speed(request, card)
     _check_hash(request)
     labels = _check_labels(request, card)
     speaker_id = None if labels is not None else _check_speaker(request, config)
@@ -134,8 +134,8 @@ def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard
         reference_text=reference_text,
         speaker_id=speaker_id,
         options=replace(request.options, instruct_text=_check_instruction(request, config, card)),
-        speed=speed,
-        offline=request.is_offline or speed != 1.0,
+        speed=1.0 if request.speed is None else request.speed,
+        offline=request.is_offline,
         reference_hash=request.reference_hash,
         is_cross_lingual=request.is_cross_lingual,
         source_wav=_check_source(request, config),
@@ -143,8 +143,9 @@ def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard
     )
 
 
-def check_append(request: BistreamRequest) -> None:
-    """Raise ``InvalidInputError`` for an append with inputs that only a first request may have."""
+def check_append(request: BistreamRequest, card: ModelCard = DEFAULT_CARD) -> None:
+    """Raise ``InvalidInputError`` for an append with inputs that only a first request may have, or with a wrong speed."""
+    _check_speed(request, card)
     fields = COSYVOICE2_BISTREAM.by_name
     for name, value in flat_values(request).items():
         if name in fields and fields[name].is_start_only and fields[name].says(value):
@@ -221,9 +222,9 @@ def _check_source(request: BistreamRequest, config: RuntimeConfig) -> FloatArray
     return check_reference_audio(request.source_wav, request.source_wav_len, config, name="source_wav")
 
 
-def _check_speed(request: BistreamRequest) -> float:
+def _check_speed(request: BistreamRequest, card: ModelCard) -> None:
     if request.speed is None:
-        return 1.0
-    if not request.is_end:
-        raise InvalidInputError("speed needs the whole text in the first request; leave it out, or send is_end true with all the text.")
-    return request.speed
+        return
+    check_speed(request.speed)
+    if request.speed != 1.0 and not card.has_speed:
+        raise has_no_speed()

@@ -92,6 +92,7 @@ class CallerSession:
         self.reply = Reply(sender)
         self.state = SessionState.OPENING
         self.error: BistreamError | None = None  # set in CANCELLED and FAILED
+        self.speed = start.speed
         self.reserved_s: float | None = None  # as in ``load.SessionLoad``
         self.last_activity_at = now  # last text of the client that can be spoken, or last audio of such text sent to it
         # text of later requests that the language model has not received yet

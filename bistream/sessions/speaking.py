@@ -165,6 +165,7 @@ class SessionRun:
         if session.has_ended or not token_ids:
             return
         session.own(TOKEN2WAV, self._cancel_hops)
+        self._pacing.sends(len(token_ids))
         start = session.start
         waveform = await self._services.ports.token2wav.synthesize(token_ids, prompt, start.options.seed, start.speed, session.port_id)
         session.disown(TOKEN2WAV)
@@ -177,7 +178,7 @@ class SessionRun:
             return
         now = self._services.clock()
         self._pacing.playback.sent(len(waveform), now)
-        samples = self._at_normal_speed(self._pacing.playback.samples_sent)
+        samples = self._pacing.spoken(self._pacing.playback.samples_sent)
         self._position = max(self._position, self._spoken.position(samples, is_last))  # the estimate changes with what is known
         characters_before, self._characters = self._characters, self._spoken.characters(samples, is_last)
         chunk = AudioChunk(waveform, self._sequence_number, self._characters, self._position)
@@ -185,9 +186,6 @@ class SessionRun:
         self.session.audio_sent(characters_before, now)
         if await self.session.reply.send(chunk):
             self._record.chunk_sent(len(waveform), self._services.clock())
-
-    def _at_normal_speed(self, samples: int) -> int:
-        return int(samples * self.session.start.speed)
 
     def _end_record(self) -> None:
         """Never raises: the session's place must become free."""
@@ -248,10 +246,11 @@ class SessionRun:
         """Whether text or a renewal is on its way to the language model."""
         return self._link.is_delivering
 
-    def append(self, piece: bytes, is_end: bool) -> None:
-        """Raises the error of a late piece or ``InvalidInputError``; the session is then unchanged."""
+    def append(self, piece: bytes, is_end: bool, speed: float | None = None) -> None:
+        """speed: None: as before. Raises the error of a late piece or ``InvalidInputError``; the session is then unchanged."""
         now = self._services.clock()
         self.session.add_text(piece, is_end, now)
+        self.session.speed = self.session.speed if speed is None else speed
         self._pacing.text.came(self.session.text.characters, now)
         self._deliver_what_is_due(now)
 
@@ -259,7 +258,7 @@ class SessionRun:
         """No audio, but the text heard by a listener who has played at normal speed since the first chunk."""
         playback = self._pacing.playback
         unplayed = round(playback.buffer_s(self._services.clock()) * self._services.audio_format.sample_rate)
-        samples = self._at_normal_speed(max(0, playback.samples_sent - unplayed))
+        samples = self._pacing.spoken(max(0, playback.samples_sent - unplayed))
         position = self._spoken.position(samples, is_last=False)
         return AudioChunk(np.zeros(0, np.float32), self._sequence_number, self._spoken.characters(samples, is_last=False), position)
 

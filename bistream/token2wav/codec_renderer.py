@@ -146,12 +146,9 @@ class CodecRenderer:
         raise AssertionError("no voice needs it")
 
     def begin_utterance(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> CodecUtterance:
-        return CodecUtterance(self._utterance(np.array(token_ids, np.int32), prompt, speed))
+        return CodecUtterance(self._utterance(np.array(token_ids, np.int32), prompt))
 
-    def _utterance(self, tokens: IntArray, prompt: VoicePrompt, speed: float) -> Iterator[Outcome | None]:
-        if speed != 1.0:
-            yield InvalidInputError("This model has no speed; leave it out, or set it to 1.")
-            return
+    def _utterance(self, tokens: IntArray, prompt: VoicePrompt) -> Iterator[Outcome | None]:
         try:
             state = self.open(prompt, 0).state
         except BistreamError as error:

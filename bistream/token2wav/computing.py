@@ -161,4 +161,4 @@ class Computing:
 
 def _renderer_hop(job: HopJob) -> RendererHop:
     assert job.session.rendering is not None
-    return RendererHop(job.session.rendering, job.hop.token_ids, job.hop.finalize, job.hop.lookahead_tokens)
+    return RendererHop(job.session.rendering, job.hop.token_ids, job.hop.finalize, job.hop.lookahead_tokens, job.hop.speed)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bistream.contract import checks
+from bistream.contract.refusals import has_no_speed
 from bistream.errors import BistreamError, InvalidInputError
 from bistream.token2wav.renderer import Rendering, SpeechRenderer
 from bistream.types import FloatArray, VoicePrompt
@@ -26,7 +28,7 @@ class Token2WavHop:
     """New speech tokens of one session. prompt, seed and expected_speech_s are used in the first hop only, which must carry a prompt.
 
     playback_buffer_s: audio the listener has left; the session with the least is served first. expected_speech_s: of the whole session,
-    for which its state is reserved, if that is less than the usual reservation; None: nobody knows. lookahead_tokens: as in
+    for which its state is reserved, if that is less than the usual reservation; None: nobody knows. lookahead_tokens, speed: as in
     ``RendererHop``.
     """
 
@@ -38,6 +40,7 @@ class Token2WavHop:
     playback_buffer_s: float = 0.0
     expected_speech_s: float | None = None
     lookahead_tokens: int | None = None
+    speed: float = 1.0
 
 
 @dataclass(eq=False)
@@ -90,11 +93,19 @@ def check_prompt(renderer: SpeechRenderer, prompt: VoicePrompt) -> None:
             raise InvalidInputError(f"{name} contains NaN or numbers beyond ±{LARGEST_NUMBER:g}; check the reference recording.")
 
 
+def check_speed(renderer: SpeechRenderer, speed: float) -> None:
+    """Raises ``InvalidInputError`` for a speed out of range, and for any but 1 where there is no mel to stretch."""
+    checks.check_speed(speed)
+    if speed != 1.0 and not renderer.sizes.mel_bins:
+        raise has_no_speed()
+
+
 def check_hop(renderer: SpeechRenderer, hop: Token2WavHop) -> None:
     """Raises ``InvalidInputError``. The bound on the tokens keeps one session from holding up all others for long."""
     if len(hop.token_ids) > MAX_HOP_TOKENS:
         raise InvalidInputError(f"A hop of {len(hop.token_ids)} speech tokens is too long; send at most {MAX_HOP_TOKENS} in each.")
     renderer.check_tokens(hop.token_ids)
+    check_speed(renderer, hop.speed)
     if hop.lookahead_tokens is not None and not renderer.sizes.may_hurry:
         raise InvalidInputError("The lookahead of this model is fixed; leave lookahead_tokens out.")
     if hop.lookahead_tokens is not None and hop.lookahead_tokens < 0:

@@ -12,7 +12,8 @@ Contract:
   ended their renderings are neither closed nor given another hop;
 - an error of one rendering is its outcome alone; an unexpected exception is the outcome of all renderings computed with it;
 - ``Rendering.close`` frees everything the rendering holds, is idempotent, and is the only way to free it;
-- every token yields the same number of samples: up to the final hop, tokens x sample rate / tokens per second in total.
+- every token yields the same number of samples: up to the final hop, tokens x sample rate / tokens per second in total, and at another
+  speed what ``hops.speeds`` says.
 """
 
 from __future__ import annotations
@@ -91,13 +92,15 @@ class Rendering(Protocol):
 class RendererHop:
     """New speech tokens of one rendering. finalize: the last hop, which emits everything withheld.
 
-    lookahead_tokens: those behind the last one that is heard, if fewer than the networks see; 0 where the speech pauses.
+    lookahead_tokens: those behind the last one that is heard, if fewer than the networks see; 0 where the speech pauses. speed: of the new
+    tokens; other than 1 only where there is a mel (``RendererSizes.mel_bins``).
     """
 
     rendering: Rendering
     token_ids: Sequence[int]
     finalize: bool
     lookahead_tokens: int | None = None
+    speed: float = 1.0
 
 
 FLOW_PAGES, VOCODER_SLOTS = "flow pages", "vocoder slots"  # names of pools
@@ -158,7 +161,7 @@ class SpeechRenderer(Protocol):
         """A part of the state of the rendering's voice. A failure is the outcome of its next hop."""
 
     def begin_utterance(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> Utterance:
-        """A whole utterance with full attention; speed stretches it. Computes nothing yet."""
+        """A whole utterance with full attention; speed as in ``RendererHop``. Computes nothing yet."""
 
 
 def sizes_of(checkpoint: CheckpointConfig) -> RendererSizes:

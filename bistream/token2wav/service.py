@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from bistream.config import RuntimeConfig
-from bistream.contract.checks import check_offline_length, check_speed
+from bistream.contract.checks import check_offline_length
 from bistream.errors import (
     BistreamError,
     BusyError,
@@ -43,7 +43,7 @@ from bistream.token2wav.background import OfflineJob, VoicePreparation, Work
 from bistream.token2wav.capacity import CapacityMeter
 from bistream.token2wav.computing import Computing, HopBatch
 from bistream.token2wav.factory import load_renderer
-from bistream.token2wav.hop_jobs import AudioSession, HopJob, Token2WavHop, check_hop, check_prompt, running_future, settle
+from bistream.token2wav.hop_jobs import AudioSession, HopJob, Token2WavHop, check_hop, check_prompt, check_speed, running_future, settle
 from bistream.token2wav.hop_metrics import HopMetrics
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.renderer import FLOW_PAGES, PoolUse, RendererSizes, SpeechRenderer
@@ -134,7 +134,7 @@ class Token2Wav:
                 raise InvalidInputError("There are no speech tokens; send at least one.")
             check_offline_length(len(tokens), self._config.max_offline_tokens, self._renderer.sizes.tokens_per_second)
             self._renderer.check_length(len(prompt.speech_tokens) + len(tokens))
-            check_speed(speed)
+            check_speed(self._renderer, speed)
             check_prompt(self._renderer, prompt)
             with self._locked() as failures:
                 self._end_idle_sessions(failures)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from bistream.gpu.tier import TierChoice
 from bistream.mel2wav.factory import make_vocoder, vocoder_tier
 from bistream.mel2wav.stage import VocoderHop
 from bistream.mel2wav.state import VocoderSessionState
+from bistream.mel2wav.stretch import MelStretch
 from bistream.mel2wav.vocoder import Vocoder
 from bistream.processes.start_phases import phase
 from bistream.token2mel.checks import check_length, check_prompt, check_tokens
@@ -46,6 +47,7 @@ class StagesRendering:
     flow: FlowState
     vocoder: VocoderSessionState
     stage: FlowStage
+    stretch: MelStretch = field(default_factory=MelStretch)
 
     @property
     def needs_preparation(self) -> bool:
@@ -108,6 +110,8 @@ class StagesHops:
                 self._flow.abandon(error.sentence)
 
     def _begin(self) -> None:
+        for place, hop in zip(self._renderings, self._hops, strict=True):
+            place.stretch.expect(len(hop.token_ids) * self._stages.sizes.frames_per_token, hop.speed)
         self._flow = self._stages.flow.begin(
             [FlowHop(place.flow, hop.token_ids, hop.finalize) for place, hop in zip(self._renderings, self._hops, strict=True)]
         )
@@ -125,7 +129,8 @@ class StagesHops:
                 self._outcomes[index] = mel
             else:
                 spoken.append(index)
-                vocoder_hops.append(VocoderHop(self._renderings[index].vocoder, mel, self._hops[index].finalize))
+                place, finalize = self._renderings[index], self._hops[index].finalize
+                vocoder_hops.append(VocoderHop(place.vocoder, place.stretch.push(mel, finalize), finalize))
         for index, waveform in zip(spoken, self._stages.vocoder.hop(vocoder_hops), strict=True):
             self._outcomes[index] = _checked(waveform)
         self._is_done = True

@@ -118,6 +118,7 @@ class SiblingToken2Wav:
             "lookahead_tokens": hop.lookahead_tokens,
             "seed": hop.seed,
             "playback_buffer_s": hop.playback_buffer_s,
+            "speed": None if hop.speed == 1.0 else hop.speed,
         }
         if hop.prompt is not None:
             values |= {**prompt_values(hop.prompt), "expected_speech_s": hop.expected_speech_s}
@@ -125,7 +126,7 @@ class SiblingToken2Wav:
 
     async def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str) -> FloatArray:
         values = {"session_id": session_id, "target_speech_tokens": tuple(token_ids), "seed": seed, "speed": speed}
-        return await self._waveform({**values, **prompt_values(prompt)})
+        return await self._waveform({**values, "is_offline": True, **prompt_values(prompt)})
 
     async def cancel(self, session_id: str) -> None:
         await _send_cancel(self._channel, TOKEN2WAV, session_id)

@@ -10,6 +10,7 @@ from typing import Any
 from bistream.errors import InvalidInputError
 
 DEFAULT_RATE = 24_000  # where a protocol lets its client name none
+TELEPHONY_RATE = 8_000
 MIN_RATE, MAX_RATE = 8_000, 48_000
 RAW = ("pcm_s16le", "pcm_f32le", "pcm_mulaw", "pcm_alaw")
 WAV = {"pcm_s16le": "wav", "pcm_f32le": "wav_f32le", "pcm_mulaw": "wav_mulaw", "pcm_alaw": "wav_alaw"}  # by what is inside
@@ -44,11 +45,12 @@ class OutputFormat:
 
 
 def openai_format(name: str) -> OutputFormat:
-    """``response_format``. Raises ``InvalidInputError``."""
-    names = {"pcm": "pcm_s16le", "mp3": "mp3", "opus": "opus", "aac": "aac", "flac": "flac", "wav": "wav"}
-    if name not in names:
-        raise InvalidInputError(f"response_format is {name[:32]!r}; set it to mp3, opus, aac, flac, wav or pcm.")
-    return OutputFormat(names[name])
+    """``response_format``, at its usual rate; the names of telephony are those of OpenAI's realtime API. Raises ``InvalidInputError``."""
+    telephony = {"g711_ulaw": "pcm_mulaw", "g711_alaw": "pcm_alaw"}
+    codecs = {"pcm": "pcm_s16le", **{one: one for one in ("mp3", "opus", "aac", "flac", "wav")}, **telephony}
+    if name not in codecs:
+        raise InvalidInputError(f"response_format is {name[:32]!r}; set it to mp3, opus, aac, flac, wav, pcm, g711_ulaw or g711_alaw.")
+    return OutputFormat(codecs[name], TELEPHONY_RATE if name in telephony else DEFAULT_RATE)
 
 
 def elevenlabs_format(name: str) -> OutputFormat:
@@ -85,8 +87,8 @@ def deepgram_file_format(encoding: str, container: str, sample_rate: str, bit_ra
 _DEEPGRAM_RAW = {"linear16": "pcm_s16le", "mulaw": "pcm_mulaw", "alaw": "pcm_alaw"}
 _DEEPGRAM_RATES = {  # where the address names none
     "pcm_s16le": DEFAULT_RATE,
-    "pcm_mulaw": 8_000,
-    "pcm_alaw": 8_000,
+    "pcm_mulaw": TELEPHONY_RATE,
+    "pcm_alaw": TELEPHONY_RATE,
     "mp3": 22_050,
     "opus": 48_000,
     "flac": 24_000,

@@ -48,15 +48,9 @@ class Flushed:
 
 @dataclass(frozen=True)
 class SpeechOptions:
-    """values: speed among them needs the whole text at once."""
-
     values: Values = field(default_factory=dict)
     speak_after_s: float = 0.0  # 0: only what a flush or the end asks for
     warnings: tuple[str, ...] = ()  # sentences about what the client asked for and does not get
-
-    @property
-    def wants_whole_text(self) -> bool:
-        return self.values.get("speed", 1.0) != 1.0
 
 
 class Speech:
@@ -79,7 +73,7 @@ class Speech:
         self._max_text_chars = max_text_chars
         self._on_close = on_close
         self._joiner = PieceJoiner()
-        self._segments: Segments[AsyncClientSession] = Segments(options.wants_whole_text)
+        self._segments: Segments[AsyncClientSession] = Segments()
         self._changed = asyncio.Event()
         self._has_ended = False  # no more text
         self._is_closed = False

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
 from bistream.errors import BistreamError, InvalidInputError, UnknownSpeakerError
-from interfaces.audio.formats import OutputFormat, openai_format
+from interfaces.audio.formats import OutputFormat, checked, openai_format
 from interfaces.core.caller import Caller
 from interfaces.core.service import SpeechService
 from interfaces.core.values import Values, check_values
@@ -35,6 +35,8 @@ def routes(service: SpeechService, uploads: Uploads) -> APIRouter:
     async def speech(request: Request) -> Response:
         given = parse(SpeechRequest, await request.body())
         target = at("response_format", lambda: openai_format(given.response_format))
+        if given.sample_rate is not None:
+            target = at("sample_rate", lambda: checked(target.codec, given.sample_rate, None))
         check_text(service, "input", given.input, given.values)
         as_events = given.stream_format == "sse"
         return await spoken(service, request, given.voice_name, given.input, target, given.values, as_events)

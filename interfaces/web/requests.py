@@ -36,13 +36,15 @@ class VoiceId(Body):
 
 
 class SpeechRequest(Body):
-    """``POST /v1/audio/speech``. instructions have no effect with OpenAI's first two models, as there."""
+    """``POST /v1/audio/speech``. instructions have no effect with OpenAI's first two models, as there. sample_rate: None: as usual for the
+    format; OpenAI has no such field."""
 
     model: Annotated[str, StringConstraints(max_length=128)]
     input: Annotated[str, StringConstraints(min_length=1)]
     voice: VoiceName | VoiceId
     instructions: Annotated[str, StringConstraints(max_length=MAX_INSTRUCTION_CHARS)] | None = None
     response_format: str = "mp3"
+    sample_rate: int | None = None
     speed: float | None = None
     stream_format: Literal["audio", "sse"] = "audio"
     seed: int | None = None

@@ -28,6 +28,7 @@ SCALAR_TYPES: dict[str, type[np.generic]] = {
     "is_end": np.bool_,
     "is_cancel": np.bool_,
     "finalize": np.bool_,
+    "is_offline": np.bool_,
     "seed": np.int64,
     "temperature": np.float32,
     "top_k": np.int32,

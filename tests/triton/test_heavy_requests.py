@@ -55,7 +55,7 @@ def test_a_session_goes_on_while_the_longest_utterance_is_rendered(grpc_url: str
         start = stream.send(MODEL, session_id=session_id, target_text=text, is_end=False, **voice)
         stream.receive_audio(start)
         values: dict[str, Any] = {"target_speech_tokens": np.arange(tokens, dtype=np.int32), "session_id": whole_id, "speed": 0.5}
-        whole = offline.send("token2wav", **values, **prompt(50))
+        whole = offline.send("token2wav", is_offline=True, **values, **prompt(50))
         for index, piece in enumerate(PIECES):
             is_end = index == len(PIECES) - 1
             stream.send(MODEL, session_id=session_id, target_text=piece, is_start=False, is_end=is_end)

@@ -24,7 +24,13 @@ STANDSTILL_S = 3.0  # the server suspects a model process after one
 
 
 def check_audio(answer: Answer, characters: int) -> None:
-    """The complete audio of a session that ended normally."""
+    """The complete audio of a session that ended normally, at the usual speed."""
+    check_outputs(answer, characters)
+    assert answer.waveform.size % SAMPLES_PER_TOKEN == 0
+
+
+def check_outputs(answer: Answer, characters: int) -> None:
+    """As ``check_audio``, at any speed."""
     assert answer.error is None
     assert answer.finals == 1 and answer.last_is_empty
     assert [int(output["sequence_number"][0, 0]) for output in answer.outputs] == list(range(len(answer.outputs)))
@@ -35,8 +41,7 @@ def check_audio(answer: Answer, characters: int) -> None:
     assert all(position >= certain for position, certain in zip(positions, consumed, strict=True))
     assert all(output["waveform"].ndim == 2 and output["waveform"].dtype == np.float32 for output in answer.outputs)
     waveform = answer.waveform
-    assert waveform.size > 0 and waveform.size % SAMPLES_PER_TOKEN == 0
-    assert np.isfinite(waveform).all() and 0.0 < np.abs(waveform).max() <= np.float32(0.99)
+    assert waveform.size > 0 and np.isfinite(waveform).all() and 0.0 < np.abs(waveform).max() <= np.float32(0.99)
 
 
 def test_a_whole_text_in_one_request(grpc_url: str, voice: Voice) -> None:
@@ -45,7 +50,7 @@ def test_a_whole_text_in_one_request(grpc_url: str, voice: Voice) -> None:
 
 
 def test_the_same_request_gives_the_same_audio(grpc_url: str, voice: Voice) -> None:
-    """All samples, of a stream and of a whole utterance."""
+    """All samples, at any speed."""
 
     def speak(**request: Any) -> NDArray[np.float32]:
         answer = ask(grpc_url, MODEL, target_text="Twice.", **request, **voice)
@@ -53,9 +58,9 @@ def test_the_same_request_gives_the_same_audio(grpc_url: str, voice: Voice) -> N
         return answer.waveform
 
     assert np.array_equal(speak(seed=7), speak(seed=7))
-    whole = speak(seed=7, speed=1.25)
-    assert np.array_equal(whole, speak(seed=7, speed=1.25))
-    assert not np.array_equal(whole, speak(seed=8, speed=1.25))
+    faster = speak(seed=7, speed=1.25)
+    assert np.array_equal(faster, speak(seed=7, speed=1.25))
+    assert not np.array_equal(faster, speak(seed=8, speed=1.25))
 
 
 def test_text_is_appended_while_audio_is_generated(grpc_url: str, voice: Voice) -> None:
@@ -70,6 +75,22 @@ def test_text_is_appended_while_audio_is_generated(grpc_url: str, voice: Voice) 
         ended = stream.receive(stream.send(MODEL, session_id=session_id, target_text="", is_start=False, is_end=True))
         assert ended.error is None
         check_audio(stream.receive(start), len("".join(pieces)))
+
+
+def test_a_speed_streams_and_a_later_piece_changes_it(grpc_url: str, voice: Voice) -> None:
+    pieces, sizes = ("The first words of a text are enough to begin with, ", "ok."), []
+    for later in (2.0, 1.0):
+        session_id = uuid.uuid4().hex
+        with Stream(grpc_url) as stream:
+            start = stream.send(MODEL, session_id=session_id, target_text=pieces[0], is_end=False, speed=2.0, **voice)
+            stream.receive_audio(start)  # before the rest of the text exists
+            rest: dict[str, Any] = {"session_id": session_id, "target_text": pieces[1], "is_start": False}
+            assert stream.receive_error(stream.send(MODEL, speed=9.0, **rest)).code == "INVALID_INPUT"
+            stream.receive(stream.send(MODEL, speed=later, **rest))
+            check_outputs(stream.receive(start), len("".join(pieces)))
+        sizes.append(start.waveform.size)
+    assert all(size % (SAMPLES_PER_TOKEN // 2) == 0 for size in sizes)
+    assert sizes[0] < sizes[1] < 2 * sizes[0], "the same tokens, the first of them twice as fast as the others"
 
 
 @pytest.mark.parametrize("text", ["...", " \n ", "\u3002\u3002\u3002", "\U0001f600", "<speak></speak>"])

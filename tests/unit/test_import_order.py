@@ -76,7 +76,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
         frozenset({"ended_sessions", "fields"}),
         frozenset({"codec"}),
     ),
-    "hops": (frozenset({"policy", "queue", "text_pace"}), frozenset({"batch_rules"})),
+    "hops": (frozenset({"policy", "queue", "speeds", "text_pace"}), frozenset({"batch_rules"})),
     "checkpoints": tuple(
         frozenset(names.split())
         for names in ("config files", "model_card sizes", "one_table", "reader", "listing", "download", "released model_dir")

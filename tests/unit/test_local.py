@@ -15,7 +15,7 @@ from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError, UnknownSpeakerError
 from bistream.local import LocalPipeline, VoiceChoice
 from bistream.types import AudioChunk, GenerationOptions
-from tests.formats import SAMPLES_PER_TOKEN
+from tests.formats import SAMPLES_PER_MEL_FRAME, SAMPLES_PER_TOKEN
 from tests.sounds import speech_like
 
 TEXT = "Hello there."
@@ -66,6 +66,14 @@ def test_pieces_give_the_same_audio_however_they_are_cut(pipeline: LocalPipeline
     first, second = audio(chunks), audio(again)
     assert first.shape == second.shape, "the speech tokens do not depend on the cut"
     assert len(first) % SAMPLES_PER_TOKEN == 0
+
+
+@pytest.mark.parametrize("speed", [0.8, 1.5])
+def test_a_speed_streams_with_the_same_tokens(pipeline: LocalPipeline, speed: float) -> None:
+    usual = audio(list(pipeline.stream(PIECES, tone(), GenerationOptions(seed=3))))
+    chunks = list(pipeline.stream(PIECES, tone(), GenerationOptions(seed=3), speed=speed))
+    assert len(audio(chunks)) == int(len(usual) // SAMPLES_PER_MEL_FRAME / speed) * SAMPLES_PER_MEL_FRAME
+    assert len(chunks) > 1 and chunks[-1].text_consumed == len(TEXT) and audio(chunks).std() > 0.01
 
 
 def test_a_text_of_many_sequences_is_one_stream_and_numbers_are_words(tiny_model_dir: Path) -> None:

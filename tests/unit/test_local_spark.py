@@ -164,3 +164,5 @@ def test_a_recording_is_converted(pipeline: LocalPipeline) -> None:
 def test_it_has_no_speed(pipeline: LocalPipeline) -> None:
     with pytest.raises(InvalidInputError, match="no speed"):
         pipeline.synthesize(TEXT, VOICE, OPTIONS, speed=1.5)
+    with pytest.raises(InvalidInputError, match="no speed"):
+        next(pipeline.stream([TEXT], VOICE, OPTIONS, speed=1.5))

@@ -61,7 +61,6 @@ function livekit(choice) {
 }
 
 function client(choice) {
-  const whole = choice.speed === 1 ? "" : `, text=${quoted(choice.text)}, is_end=True`;
   return [
     "import asyncio",
     "from bistream.client.asyncio_client import AsyncBistreamClient",
@@ -70,8 +69,8 @@ function client(choice) {
     "async def main():",
     `    speaker = ${speaker(choice)}`,
     `    client = AsyncBistreamClient("${location.hostname}:8001")`,
-    `    async with client.start(**speaker.arguments()${whole}) as session:`,
-    ...(whole ? [] : [`        await session.end_text(${quoted(choice.text)})  # or push_text, piece by piece, while you listen`]),
+    "    async with client.start(**speaker.arguments()) as session:",
+    `        await session.end_text(${quoted(choice.text)})  # or push_text, piece by piece, while you listen`,
     "        async for chunk in session:",
     "            print(len(chunk.waveform))  # float32, 24 kHz",
     "    await client.close()",

@@ -40,13 +40,12 @@ class TritonPythonModel(SiblingModel):
 
     def handle(self, inputs: Inputs, sender: Answerer) -> None:
         session_id = inputs.value("session_id")
-        speed = inputs.value("speed")
         if session_id is not None and inputs.value("is_cancel"):
             self._token2wav.cancel(session_id)
             sender.finish()
             return
-        if session_id is None or speed is not None:  # a hop has no speed; with an id, a whole utterance can be cancelled
-            waveform = self._synthesize(session_id, 1.0 if speed is None else speed, inputs)
+        if session_id is None or inputs.value("is_offline"):
+            waveform = self._synthesize(session_id, inputs)
         else:
             waveform = self._hop(session_id, inputs)
         waveform.add_done_callback(lambda future: self.post_answer(sender, partial(self._send, sender, future)))
@@ -64,15 +63,16 @@ class TritonPythonModel(SiblingModel):
                 playback_buffer_s=inputs.value("playback_buffer_s"),
                 expected_speech_s=inputs.value("expected_speech_s"),
                 lookahead_tokens=inputs.value("lookahead_tokens"),
+                speed=_speed(inputs),
             )
         )
 
-    def _synthesize(self, session_id: str | None, speed: float, inputs: Inputs) -> Future[FloatArray]:
+    def _synthesize(self, session_id: str | None, inputs: Inputs) -> Future[FloatArray]:
         prompt = self._prompt(inputs)
         if prompt is None:
             raise InvalidInputError("The voice is missing; send prompt_spk_embedding (with prompt_speech_tokens and _feat) or speaker_id.")
         tokens = inputs.value("target_speech_tokens").tolist()
-        return self._token2wav.synthesize(tokens, prompt, inputs.value("seed"), speed, session_id)
+        return self._token2wav.synthesize(tokens, prompt, inputs.value("seed"), _speed(inputs), session_id)
 
     def _prompt(self, inputs: Inputs) -> VoicePrompt | None:
         speaker_id = inputs.value("speaker_id")
@@ -94,3 +94,8 @@ class TritonPythonModel(SiblingModel):
             sender.fail(public_error(error))
             return
         sender.send_last({"waveform": future.result(), "load_report": self._token2wav.report().to_array()})
+
+
+def _speed(inputs: Inputs) -> float:
+    speed: float | None = inputs.value("speed")
+    return 1.0 if speed is None else speed

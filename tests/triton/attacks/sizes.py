@@ -10,7 +10,7 @@ class Sizes:
     inputs: int  # random ones, for each model and port
     soak_sessions: int
     interleaved: int  # sessions at the same time, fed in pieces
-    utterances: int  # rendered as a whole, at the same time
+    utterances: int  # whole texts, at the same time
     rounds: int  # of sessions that get nothing, or whose client reads nothing
 
 

@@ -1,8 +1,8 @@
 """Many sessions at the same time say what each says alone.
 
-Compared are the speech tokens; all samples of sessions that are rendered as a whole; and of sessions that stream, the length, and
-the samples as far as hops were cut alike. Where hops are cut depends on timing, and beyond a different cut the flow's chunks and the
-vocoder's joints lie elsewhere: there the samples differ, also between two solo runs, and nothing is compared.
+Compared are the speech tokens; all samples of whole texts, whose hops are cut by their number of tokens alone; and of texts in pieces
+the length, and the samples as far as hops were cut alike. Where their hops are cut depends on timing, and beyond a different cut the
+flow's chunks and the vocoder's joints lie elsewhere: there the samples differ, also between two solo runs, and nothing is compared.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def test_interleaved_sessions_have_the_audio_of_their_solos(busy: Served, sizes:
 
 
 def render(url: str, parts: Sequence[Part]) -> list[Answer]:
-    """Whole utterances, whose audio has no hops."""
+    """Whole texts, at a speed of their own."""
     streams = [Stream(url) for _ in parts]
     try:
         starts = [
@@ -167,10 +167,10 @@ def render(url: str, parts: Sequence[Part]) -> list[Answer]:
 
 
 @pytest.mark.attack(
-    "sessions at the gate at the same time, rendered as a whole",
+    "sessions at the gate at the same time, of whole texts at a speed of their own",
     must=f"all samples within {AUDIO_TOLERANCE} of the solo's, and further from the solo of every other session",
 )
-def test_whole_utterances_have_the_samples_of_their_solos(busy: Served, sizes: Sizes, attack: Attack) -> None:
+def test_whole_texts_have_the_samples_of_their_solos(busy: Served, sizes: Sizes, attack: Attack) -> None:
     url, before, parts = busy.keeper.grpc_url, named(busy.keeper.pid), PARTS[: sizes.utterances]
     solos = [render(url, [part])[0] for part in parts]
     together = render(url, parts)

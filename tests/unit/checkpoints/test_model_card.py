@@ -18,7 +18,8 @@ def test_a_directory_without_the_file_counts_as_a_released_checkpoint(tmp_path: 
     assert read_model_card(tmp_path) == read_model_card("") == ModelCard(30.0, frozenset(), True)
     (tmp_path / "BiCodec").mkdir()
     (tmp_path / SPARK.yaml_names[0]).write_text("")
-    assert read_model_card(tmp_path) == ModelCard(30.0, frozenset({"en", "zh"}), can_be_instructed=False, takes_labels=True)
+    spark = ModelCard(30.0, frozenset({"en", "zh"}), can_be_instructed=False, takes_labels=True, has_speed=False)
+    assert read_model_card(tmp_path) == spark
     (tmp_path / MODEL_CARD_FILE).write_text("{}")
     assert read_model_card(tmp_path).takes_labels, "the family alone decides it"
 

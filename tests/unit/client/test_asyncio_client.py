@@ -23,14 +23,14 @@ RECORDING = np.linspace(-1, 1, 16000, dtype=np.float32)
 def test_it_sends_and_hears_what_the_threaded_client_does(serve: Serve) -> None:
     def threaded(address: str) -> list[Chunk]:
         with BistreamClient(address).start(reference_wav=RECORDING, reference_text="w", session_id="s", seed=5) as session:
-            session.push_text("Hel")
+            session.push_text("Hel", speed=1.5)
             session.end_text("lo")
             return list(session)
 
     async def asynchronous(address: str) -> list[Chunk]:
         client = AsyncBistreamClient(address)
         async with client.start(reference_wav=RECORDING, reference_text="w", session_id="s", seed=5) as session:
-            await session.push_text("Hel")
+            await session.push_text("Hel", speed=1.5)
             await session.end_text("lo")
             return [chunk async for chunk in session]
 
@@ -41,6 +41,8 @@ def test_it_sends_and_hears_what_the_threaded_client_does(serve: Serve) -> None:
         np.testing.assert_array_equal(first.waveform, second.waveform)
     sent = [[(one.id, one.model, sorted(one.inputs)) for one in server.received] for server in servers]
     assert sent[0] == sent[1]
+    assert [["speed" in one.inputs for one in server.received] for server in servers] == [[False, True, False]] * 2
+    assert servers[0].received[1].inputs["speed"].item() == servers[1].received[1].inputs["speed"].item() == 1.5
     assert [one.wants_empty_final for one in servers[1].received] == [True, False, False]  # only the end of the start says something
     assert all(len(one.secret) == 32 for one in servers[1].received)
 

@@ -94,6 +94,12 @@ def test_the_manner_goes_along(server: FakeServer, output: Path) -> None:
     assert request.flag("is_cross_lingual")
 
 
+def test_a_speed_goes_with_text_in_pieces(server: FakeServer, output: Path) -> None:
+    assert run(server, output, "--text", "Hi you.", "--text-rate", "1000", "--speaker-id", "anna", "--speed", "1.5") == 0
+    start, *pieces = server.received
+    assert start.inputs["speed"].item() == 1.5 and not start.flag("is_end") and pieces
+
+
 def test_labels_go_along(server: FakeServer, output: Path) -> None:
     assert run(server, output, "--text", "Hi.", "--gender", "female", "--pitch", "high", "--speaking-rate", "very_low") == 0
     (request,) = server.received
@@ -123,7 +129,6 @@ def test_an_error_of_the_server_is_exit_code_1(output: Path, capsys: pytest.Capt
         ["--text", "a", "--speaker-id", "b", "--instruct-text", " "],
         ["--text", "a", "--reference-audio", "voice.wav", "--reference-text", ""],
         ["--text", "a", "--reference-text", "words"],
-        ["--stdin", "--speed", "1.5"],
         ["--text", "a", "--speaker-id", "b", "--reference-audio", "v.wav", "--reference-text", "w"],
         ["--text", "a", "--gender", "neutral"],
         ["--text", "a", "--pitch", "high"],

@@ -17,9 +17,9 @@ from bistream.client.segments import Segment, Segments, room_in
 PIECES = st.lists(st.sampled_from(["Hi", " there.", "...", " ", "好", "FLUSH", "PAUSE", "SPOKEN"]), max_size=30)
 
 
-def divided(steps: list[str], wants_whole_text: bool) -> list[Segment[Any]]:
+def divided(steps: list[str]) -> list[Segment[Any]]:
     """The segments in the order in which they are over."""
-    segments: Segments[Any] = Segments(wants_whole_text)
+    segments: Segments[Any] = Segments()
     over = []
     for step in [*steps, "PAUSE"]:
         if step == "SPOKEN":
@@ -38,9 +38,9 @@ def divided(steps: list[str], wants_whole_text: bool) -> list[Segment[Any]]:
     return over
 
 
-@given(steps=PIECES, wants_whole_text=st.booleans())
-def test_every_character_is_in_one_segment_in_order(steps: list[str], wants_whole_text: bool) -> None:
-    over = divided(steps, wants_whole_text)
+@given(steps=PIECES)
+def test_every_character_is_in_one_segment_in_order(steps: list[str]) -> None:
+    over = divided(steps)
     texts = [step for step in steps if step not in ("FLUSH", "PAUSE", "SPOKEN")]
     assert "".join(segment.text for segment in over) == "".join(texts)
     assert all(segment.is_ended for segment in over)
@@ -53,7 +53,7 @@ def test_every_character_is_in_one_segment_in_order(steps: list[str], wants_whol
 
 @given(steps=PIECES)
 def test_every_flush_is_told_once_behind_its_text(steps: list[str]) -> None:
-    told = "".join(segment.text + ("|" if segment.is_flushed else "") for segment in divided(steps, False))
+    told = "".join(segment.text + ("|" if segment.is_flushed else "") for segment in divided(steps))
     assert told == "".join("|" if step == "FLUSH" else step for step in steps if step not in ("PAUSE", "SPOKEN"))
 
 
@@ -93,16 +93,14 @@ def test_a_session_ends_at_the_end_of_a_sentence(size: int) -> None:
     assert [segment.text for segment in segments] == ["One two three. " * 3] * 3 + ["One two three. "]
 
 
-def test_a_segment_is_spoken_from_its_first_word_on_unless_it_must_be_whole() -> None:
-    now: Segments[Any] = Segments()
-    whole: Segments[Any] = Segments(wants_whole_text=True)
-    for segments, begins in ((now, True), (whole, False)):
-        segments.add("... ")
-        assert segments.next() is None
-        segments.add("Hi")
-        assert (segments.next() is not None) == begins
-        segments.end()
-        assert (found := segments.next()) is not None and found.text == "... Hi" and not found.is_silence
+def test_a_segment_is_spoken_from_its_first_word_on() -> None:
+    segments: Segments[Any] = Segments()
+    segments.add("... ")
+    assert segments.next() is None
+    segments.add("Hi")
+    assert segments.next() is not None
+    segments.end()
+    assert (found := segments.next()) is not None and found.text == "... Hi" and not found.is_silence
 
 
 def test_nothing_to_speak_is_silence_where_it_ends() -> None:

@@ -164,18 +164,24 @@ async def test_a_cancel_reaches_the_server_and_says_what_was_heard(serve: Serve)
     assert "is_cancel" in server.received[-1].inputs and server.stream_gone.wait(WAIT_S)
 
 
-def test_a_speed_of_its_own_waits_for_the_whole_text(serve: Serve) -> None:
+def test_a_speed_of_its_own_streams(serve: Serve) -> None:
+    """The first words are heard while the rest is not written."""
     server = serve(Reader())
 
     async def run() -> list[Spoken]:
-        utterance = Utterance(AsyncBistreamClient(server.address), Speaker(speaker_id="anna", speed=1.5))
-        for piece in ("One ", "two"):
-            await utterance.push_text(piece)
-        await utterance.end_text(".")
-        return [spoken async for spoken in utterance]
+        utterance = Utterance(AsyncBistreamClient(server.address), Speaker(speaker_id="anna", speed=1.5), Pacing(speak_after_s=0))
+        await utterance.push_text("One ")
+        heard: list[Spoken] = []
+        async for spoken in utterance:
+            if not heard:
+                await utterance.push_text("two")
+                await utterance.end_text(".")
+            heard.append(spoken)
+        return heard
 
     assert characters(asyncio.run(asyncio.wait_for(run(), WAIT_S))) == 8
-    assert texts(server) == [("One two.", True, True)] and server.received[0].inputs["speed"].item() == 1.5
+    assert texts(server) == [("One ", True, False), ("two", False, False), (".", False, False), ("", False, True)]
+    assert server.received[0].inputs["speed"].item() == 1.5 and "speed" not in server.received[1].inputs
 
 
 def test_a_speaker_is_one_voice() -> None:

@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from bistream.config import RuntimeConfig
 from bistream.families.spark import SPARK
 from bistream.hops.policy import HopPolicy, HopProgress
-from tests.formats import AUDIO_FORMAT, BLOCKS, CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
+from bistream.mel2wav.hop_plan import BUCKETS
+from bistream.mel2wav.stage import CONTEXT_FRAMES
+from tests.formats import (
+    AUDIO_FORMAT,
+    BLOCKS,
+    CHUNK_TOKENS,
+    LOOKAHEAD_TOKENS,
+    MEL_FRAMES_PER_TOKEN,
+    SPEECH_BLOCK_TOKENS,
+    SPEECH_TOKENS_PER_SECOND,
+    VOCODER_OVERLAP_FRAMES,
+)
 
 POLICY = HopPolicy(AUDIO_FORMAT, BLOCKS)
 CHUNK_BY_CHUNK = HopPolicy(AUDIO_FORMAT, BLOCKS, max_chunks=1)
@@ -25,7 +36,7 @@ NEAREST = CHUNK_TOKENS - 1 + POLICY.min_hop_tokens  # the nearest boundary is ne
 @st.composite
 def progresses(draw: st.DrawFn) -> HopProgress:
     """States of a session, whatever the hops before were."""
-    sent = draw(st.just(0) | st.integers(12, 400))
+    sent, speed = draw(st.just(0) | st.integers(12, 400)), draw(st.just(1.0) | st.floats(0.5, 2.0))
     return HopProgress(
         prompt_tokens=draw(st.integers(0, 750)),
         received_tokens=sent + draw(st.integers(0, 80)),
@@ -38,6 +49,8 @@ def progresses(draw: st.DrawFn) -> HopProgress:
         next_block_s=draw(st.none() | st.floats(0, 3)),
         block_every_s=draw(st.none() | st.floats(0.1, 3)),
         waited_s=draw(st.floats(0, 1)),
+        speed=draw(st.just(speed) | st.floats(0.5, 2.0)),
+        start_speed=speed,
     )
 
 
@@ -79,6 +92,17 @@ def test_a_later_hop_is_no_longer_than_its_chunks_and_the_shortest_hop(progress:
 
 @settings(max_examples=40, deadline=None)
 @given(progresses())
+def test_slow_speech_fits_the_recorded_calls_of_the_vocoder(progress: HopProgress) -> None:
+    """With the frames that it keeps of the hop before. A pause may have left more tokens than a hop has."""
+    count = POLICY.next_hop(progress)
+    assume(count is not None and not progress.is_resting)
+    assert count is not None
+    frames = count * MEL_FRAMES_PER_TOKEN / progress.speed + CONTEXT_FRAMES + VOCODER_OVERLAP_FRAMES
+    assert frames <= max(bucket.frames for bucket in BUCKETS)
+
+
+@settings(max_examples=40, deadline=None)
+@given(progresses())
 def test_a_hop_ends_on_the_grid_unless_it_is_one_of_the_first_two_the_last_or_cut_by_a_pause(progress: HopProgress) -> None:
     count = POLICY.next_hop(progress)
     assume(count is not None and progress.sent_tokens > LOOKAHEAD_TOKENS + 30)
@@ -91,10 +115,10 @@ def test_a_hop_ends_on_the_grid_unless_it_is_one_of_the_first_two_the_last_or_cu
 @settings(max_examples=40, deadline=None)
 @given(progresses(), st.floats(0.61, 10))
 def test_two_blocks_of_a_text_slower_than_speech_go_out_at_once(progress: HopProgress, every_s: float) -> None:
-    begun = dataclasses.replace(progress, sent_tokens=0, is_whole=False, block_every_s=every_s)
+    begun = dataclasses.replace(progress, sent_tokens=0, is_whole=False, block_every_s=every_s / progress.start_speed)
     assume(begun.received_tokens >= FIRST_HOP and POLICY.has_first_tokens(begun))
     assert POLICY.next_hop(begun) is not None
-    quick = dataclasses.replace(begun, block_every_s=0.5, next_block_s=None, waited_s=0.0, has_ended=False)
+    quick = dataclasses.replace(begun, block_every_s=0.5 / progress.start_speed, next_block_s=None, waited_s=0.0, has_ended=False)
     if quick.received_tokens <= POLICY.next_hop(begun):  # type: ignore[operator]
         assert POLICY.next_hop(quick) is None, "a quicker text is waited for"
 

@@ -46,7 +46,7 @@ GETS = (
 )
 FIELDS = ("model", "input", "text", "transcript", "voice", "output_format", "generation_config", "voice_settings", "speed", "seed",
           "instructions", "response_format", "stream_format", "temperature", "top_k", "top_p", "text_normalization", "context_id",
-          "add_timestamps")  # fmt: skip
+          "add_timestamps", "sample_rate")  # fmt: skip
 KEY = base64.b64encode(bytes(16)).decode()
 many = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 HUGE_NUMBERS = st.sampled_from([10**20, -(10**400), 1e308, 5000 * "9"])

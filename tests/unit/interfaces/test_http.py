@@ -96,6 +96,22 @@ def test_a_streamed_wav_has_a_header_of_unknown_length(front: Running) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "content_type", "samples_per_second"),
+    [
+        ({"response_format": "g711_ulaw"}, "audio/basic", 8_000),
+        ({"response_format": "g711_alaw"}, "audio/x-alaw-basic", 8_000),
+        ({"response_format": "g711_ulaw", "sample_rate": 16_000}, "audio/basic", 16_000),
+        ({"response_format": "pcm", "sample_rate": 8_000}, "audio/pcm", 2 * 8_000),
+    ],
+)
+def test_telephony_has_its_formats_and_any_rate(front: Running, fields: dict[str, Any], content_type: str, samples_per_second: int) -> None:
+    """Raw: as many bytes as samples, or twice as many; the resampler's filter may round by one sample."""
+    status, headers, data = speech(front, **fields)
+    assert (status, headers["content-type"]) == (200, content_type)
+    assert abs(len(data) - samples_per_second * len(TEXT) * SAMPLES_PER_CHARACTER // 24_000) <= 2
+
+
 def test_events_carry_the_same_bytes_and_the_usage(front: Running) -> None:
     _, headers, data = speech(front, response_format="pcm", stream_format="sse")
     assert headers["content-type"].startswith("text/event-stream")
@@ -155,6 +171,9 @@ def test_instructions_reach_the_server(
         ({"speed": 4}, 400, "speed", None),
         ({"speed": "fast"}, 400, "speed", None),
         ({"response_format": "ogg"}, 400, "response_format", None),
+        ({"sample_rate": 44_101}, 400, "sample_rate", None),
+        ({"response_format": "g711_ulaw", "sample_rate": 7_999}, 400, "sample_rate", None),
+        ({"sample_rate": "8 kHz"}, 400, "sample_rate", None),
         ({"stream_format": "x"}, 400, "stream_format", None),
         ({"seed": -1}, 400, "seed", None),
         ({"seed": 2**70}, 400, "seed", None),

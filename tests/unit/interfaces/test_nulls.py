@@ -19,7 +19,7 @@ BODIES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "openai": (
         "/v1/audio/speech",
         {"model": "tts-1", "voice": "anna", "input": "Hello."},
-        ("response_format", "speed", "stream_format", "instructions", "seed", "temperature", "top_k", "top_p"),
+        ("response_format", "sample_rate", "speed", "stream_format", "instructions", "seed", "temperature", "top_k", "top_p"),
     ),
     "elevenlabs": ("/v1/text-to-speech/anna", {"text": "Hello."}, ("voice_settings", "seed", "model_id")),
     "elevenlabs settings": ("/v1/text-to-speech/anna", {"text": "Hello.", "voice_settings": {"speed": None}}, ("seed",)),

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from bistream.errors import BistreamError, CancelledError, UnknownSessionError
+from bistream.hops.speeds import SpeedRuns
 from bistream.sessions.ports import BistreamRequest, Ports
 from bistream.text2token.one_table.prompts import Labels, SpeakerTokens
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
 from bistream.types import AudioChunk, FinishReason, FloatArray, GenerationOptions, IntArray, SpeakerFeatures, SpeechTokens, VoicePrompt
-from tests.formats import LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN, VOCODER_OVERLAP_SAMPLES
+from tests.formats import LOOKAHEAD_TOKENS, SAMPLES_PER_MEL_FRAME, SAMPLES_PER_TOKEN, VOCODER_OVERLAP_SAMPLES
 
 WAIT_S = 120.0  # time limit for a thread; exceeding it is a failure, never a measurement
 TOKENS_PER_BLOCK = 15
@@ -184,11 +185,19 @@ class FakeLanguageModel:
             assert self.counted.wait_for(lambda: self.counts[name] >= count, WAIT_S), f"{name}: {self.counts[name]} of {count}"
 
 
+def heard_samples(speeds: Sequence[float], is_all: bool) -> int:
+    """Of tokens at these speeds; is_all: nothing is withheld."""
+    runs = SpeedRuns()
+    for speed in speeds if is_all else speeds[: max(0, len(speeds) - LOOKAHEAD_TOKENS)]:
+        runs.add(SAMPLES_PER_TOKEN // SAMPLES_PER_MEL_FRAME, speed)
+    return runs.heard * SAMPLES_PER_MEL_FRAME if is_all else max(0, runs.heard * SAMPLES_PER_MEL_FRAME - VOCODER_OVERLAP_SAMPLES)
+
+
 class FakeToken2Wav:
-    """Sample i of a session is the number i; lengths follow the stages' arithmetic (lookahead, overlap)."""
+    """Sample i of a session is the number i; lengths follow the stages' arithmetic (lookahead, speeds, overlap)."""
 
     def __init__(self) -> None:
-        self.open: dict[str, list[int]] = {}
+        self.open: dict[str, list[float]] = {}  # the speed of every token
         self.hops: list[Token2WavHop] = []
         self.renewals: queue.SimpleQueue[Token2WavHop] = queue.SimpleQueue()
         self.speeds: list[float] = []
@@ -216,15 +225,12 @@ class FakeToken2Wav:
         if hop.session_id not in self.open:
             raise UnknownSessionError("unknown", hop.session_id)
         tokens = self.open[hop.session_id]
-        begin = max(0, (len(tokens) - LOOKAHEAD_TOKENS) * SAMPLES_PER_TOKEN - VOCODER_OVERLAP_SAMPLES)
+        begin = heard_samples(tokens, is_all=False)
         assert tuple(range(len(tokens), len(tokens) + len(hop.token_ids))) == hop.token_ids
-        tokens.extend(hop.token_ids)
-        end = len(tokens) * SAMPLES_PER_TOKEN
+        tokens.extend([hop.speed] * len(hop.token_ids))
         if hop.finalize:
             del self.open[hop.session_id]
-        else:
-            end -= LOOKAHEAD_TOKENS * SAMPLES_PER_TOKEN + VOCODER_OVERLAP_SAMPLES
-        return np.arange(begin, max(begin, end), dtype=np.float32)
+        return np.arange(begin, max(begin, heard_samples(tokens, hop.finalize)), dtype=np.float32)
 
     async def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str) -> FloatArray:
         self.speeds.append(speed)
@@ -316,9 +322,11 @@ def start_request(text: str | bytes = b"Hello world.", session_id: str | None = 
     return request_of(**(values | changes))
 
 
-def append_request(text: str | bytes = b"", is_end: bool = False, session_id: str | None = "s") -> BistreamRequest:
+def append_request(
+    text: str | bytes = b"", is_end: bool = False, session_id: str | None = "s", speed: float | None = None
+) -> BistreamRequest:
     data = text.encode() if isinstance(text, str) else text
-    return BistreamRequest(target_text=data, session_id=session_id, is_start=False, is_end=is_end)
+    return BistreamRequest(target_text=data, session_id=session_id, is_start=False, is_end=is_end, speed=speed)
 
 
 def cancel_request(session_id: str | None = "s") -> BistreamRequest:

@@ -42,7 +42,7 @@ def test_the_words_of_the_source_stream_in_the_voice(house: House, length: int |
 
 @pytest.mark.parametrize("speed", [None, 2.0])
 def test_as_a_whole(house: House, speed: float | None) -> None:
-    sender = house.send(conversion(session_id=None, is_offline=speed is None, speed=speed))
+    sender = house.send(conversion(session_id=None, is_offline=True, speed=speed))
     assert sender.wait() is None
     assert len(sender.waveform) == TOKENS * SAMPLES_PER_TOKEN // int(speed or 1)
     assert house.models.token2wav.hops == []

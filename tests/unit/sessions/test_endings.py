@@ -110,7 +110,7 @@ def test_too_many_recordings_are_refused_at_once_and_known_voices_are_not() -> N
 
 def test_an_utterance_that_is_too_long_is_refused_before_it_is_rendered() -> None:
     house = House(dataclasses.replace(CONFIG, max_offline_tokens=30))
-    found = house.send(start_request("Hello world, once more.", speed=1.5)).wait()
+    found = house.send(start_request("Hello world, once more.", is_offline=True, speed=1.5)).wait()
     assert isinstance(found, InvalidInputError) and "1.2 s" in str(found)
     assert house.models.token2wav.speeds == []
     house.wait_empty()

@@ -131,6 +131,7 @@ def test_what_a_session_promises() -> None:
 
     assert rate() == 1.0
     assert rate(buffer_s=60.0) == 1.0
+    assert rate(speed=1.5) == 1.5 and rate(speed=2.0, made_s=0.0, age_s=0.5) == 5.0, "of speech, which token2wav makes"
     assert rate(tokens_ended=True) == 1.0
     assert rate(tokens_ended=True, made_s=6.0) == 0.0
     assert rate(has_ended=True) == 0.0

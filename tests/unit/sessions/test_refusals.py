@@ -53,7 +53,7 @@ from tests.unit.sessions.house import CONFIG, House, assert_whole
         ({"speaker_id": "../anna", "reference_wav": None}, "speaker_id"),
         ({"options": GenerationOptions(temperature=-1.0)}, "temperature"),
         ({"speed": 0.4}, "speed"),
-        ({"speed": 1.5, "is_end": False}, "speed"),
+        ({"speed": float("nan"), "is_end": False}, "speed"),
         ({"is_offline": True, "is_end": False}, "is_offline"),
     ],
 )

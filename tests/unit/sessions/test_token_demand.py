@@ -18,10 +18,14 @@ from tests.formats import AUDIO_FORMAT, BLOCKS, SAMPLE_RATE
 PROMPT = VoicePrompt("", np.zeros(50, np.int32), np.zeros((100, 80), np.float32), np.zeros(192, np.float32))
 
 
-def pacing(tokens: int, offline: bool = False) -> HopPacing:
+def pacing(tokens: int, offline: bool = False, speed: float = 1.0) -> HopPacing:
     """Of a session with this many tokens that are in no hop yet."""
     session: Any = SimpleNamespace(
-        start=SimpleNamespace(offline=offline, is_end=True), tokens=[1] * tokens, finish_reason=None, last_message=SpeechTokens(())
+        start=SimpleNamespace(offline=offline, is_end=True, speed=speed),
+        tokens=[1] * tokens,
+        finish_reason=None,
+        last_message=SpeechTokens(()),
+        speed=speed,
     )
     made = HopPacing(session, RuntimeConfig(), HopPolicy(AUDIO_FORMAT, BLOCKS), lambda: asyncio.sleep(0), lambda: None)
     made.voice_ready(PROMPT)
@@ -33,6 +37,14 @@ def test_before_the_first_audio_the_slack_is_that_of_the_tokens(tokens: int) -> 
     demand = pacing(tokens).wanted_tokens(10.0)
     assert demand.slack_s == pytest.approx(tokens / 25)
     assert int(demand) == (18 - tokens if tokens < 18 else 25)
+
+
+@pytest.mark.parametrize("speed", [0.5, 1.25, 2.0])
+def test_at_another_speed_the_slack_is_what_is_heard(speed: float) -> None:
+    session = pacing(50, speed=speed)
+    assert session.wanted_tokens(100.0).slack_s == pytest.approx(2.0 / speed)
+    session.playback.sent(SAMPLE_RATE // 2, 100.0)
+    assert session.wanted_tokens(100.25).slack_s == pytest.approx(2.0 / speed - 0.25)
 
 
 def test_what_was_played_is_no_slack_and_what_is_not_spoken_yet_is() -> None:

@@ -10,12 +10,14 @@ import torch
 
 from bistream.checkpoints.config import CheckpointConfig
 from bistream.config import RuntimeConfig
+from bistream.gpu.steps import finish
 from bistream.gpu.tier import Tier
 from bistream.mel2wav.causal.stage import CausalVocoderStage
 from bistream.mel2wav.causal.weights import expected_shapes as vocoder_shapes
+from bistream.mel2wav.stretch import MelStretch
 from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.weights import expected_shapes as flow_shapes
-from bistream.token2mel.stage import FlowStage
+from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.token2wav.renderer import FLOW_PAGES, RendererHop, sizes_of
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.token2wav.speech_stages import SpeechStages
@@ -55,10 +57,10 @@ def speech(count: int, seed: int = 0) -> list[int]:
     return tokens
 
 
-def render(stages: SpeechStages, prompt: VoicePrompt, pieces: list[list[int]]) -> FloatArray:
+def render(stages: SpeechStages, prompt: VoicePrompt, pieces: list[list[int]], speed: float = 1.0) -> FloatArray:
     rendering, found = stages.open(prompt, 0), []
     for index, piece in enumerate(pieces):
-        (waveform,) = stages.begin([RendererHop(rendering, piece, index == len(pieces) - 1)]).finish()
+        (waveform,) = stages.begin([RendererHop(rendering, piece, index == len(pieces) - 1, speed=speed)]).finish()
         assert isinstance(waveform, np.ndarray), waveform
         found.append(waveform)
     rendering.close()
@@ -88,6 +90,24 @@ def test_chunk_aligned_hops_do_not_change_the_audio(stages: SpeechStages) -> Non
         found = render(stages, prompt, [tokens[begin:end] for begin, end in zip(begins, [*cuts, None], strict=True)])
         assert np.abs(found - whole).max() <= EXACT
     stages.flow.check_integrity()
+
+
+def test_at_another_speed_the_vocoder_speaks_the_stretched_mel(stages: SpeechStages) -> None:
+    """Whatever the hops: 32 tokens are 64 frames, 51 of audio."""
+    prompt, tokens = voice(50), speech(32)
+    (mel,) = stages.flow.hop([FlowHop(state := stages.flow.open(prompt), tokens, True)])
+    state.close()
+    assert isinstance(mel, torch.Tensor)
+    stretch = MelStretch()
+    stretch.expect(64, 1.25)
+    expected = finish(stages.vocoder.synthesis(stretch.push(mel, True), 0))
+    assert len(expected) == 51 * 480
+    for cuts in ([], [28], [3, 11, 28]):
+        begins = [0, *cuts]
+        found = render(stages, prompt, [tokens[begin:end] for begin, end in zip(begins, [*cuts, None], strict=True)], speed=1.25)
+        assert len(found) == len(expected)
+        if cuts != [3, 11, 28]:  # an incomplete chunk is rendered with less context
+            assert np.abs(found - expected).max() <= EXACT
 
 
 def test_the_service_speaks_in_any_company(config: RuntimeConfig, stages: SpeechStages) -> None:
