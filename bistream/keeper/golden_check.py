@@ -185,8 +185,6 @@ def _speech_tokens(stream: ModelStream, voice: VoicePrompt, tells_speaker: bool)
         **({"speaker_tokens": voice.speaker_tokens} if tells_speaker else {}),
     }
     responses = stream.ask(LLM_BISTREAM, {"session_id": _session_id(), "text": TEXT, "is_end": True, "seed": SEED, **prompt})
-    if error := next((str(response["error"].reshape(-1)[0].decode()) for response in responses if response["error"].reshape(-1)[0]), ""):
-        raise RequestError(f"model {LLM_BISTREAM.name}: {error}")
     tokens: IntArray = np.concatenate([np.zeros(0, np.int32), *(response["speech_token_ids"].reshape(-1) for response in responses)])
     if not len(tokens):
         raise RequestError(f"model {LLM_BISTREAM.name} speaks no speech token")

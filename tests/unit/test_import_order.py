@@ -84,10 +84,9 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     "transport": tuple(
         frozenset(names.split())
         for names in (
-            "envelope iterator_keeper outbox",
-            "call_sockets call_channel sender bls_client",
-            "channel_end direct_channel overlap",
-            "channel direct_end",
+            "envelope outbox bls_client",
+            "call_sockets sender",
+            "channel channel_end overlap",
             "sibling_ports",
         )
     ),

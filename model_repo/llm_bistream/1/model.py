@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
@@ -17,9 +16,8 @@ from bistream.text.effort import takes_long
 from bistream.text.preparation import chosen_normalization
 from bistream.text2token.one_table.prompts import Labels, SpeakerTokens
 from bistream.text2token.service import LanguageModelStart
-from bistream.transport.sender import Answerer, ResponseSender, SiblingResponseSender, public_error
-from bistream.transport.sibling_ports import speech_error_arrays, speech_token_arrays
-from bistream.triton.inputs import TritonInputs
+from bistream.transport.sender import Answerer, public_error
+from bistream.transport.sibling_ports import speech_token_arrays
 from bistream.triton.mailbox import TokenMailbox
 from bistream.triton.model import SiblingModel
 from bistream.triton.ordered_work import OrderedWork
@@ -43,9 +41,6 @@ class TritonPythonModel(SiblingModel):
         self._tier_metrics = TierMetrics(pb_utils, self._service.tiers)
         self._mailboxes: dict[str, TokenMailbox] = {}  # with ``handling`` held
         self._slow_texts = OrderedWork(TEXT_THREADS, "llm_bistream-text")
-
-    def sender(self, triton_sender: Any, inputs: TritonInputs) -> ResponseSender:
-        return SiblingResponseSender(pb_utils, triton_sender, speech_error_arrays)
 
     def handle(self, inputs: Inputs, sender: Answerer) -> None:
         if inputs.value("gender") is not None:

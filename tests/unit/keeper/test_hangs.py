@@ -22,7 +22,7 @@ from bistream.keeper.hangs import (
 from bistream.keeper.served_models import CLOSING_S, ModelProcess, Sign
 from bistream.keeper.server_process import KEEPALIVE_TIMEOUT_MS, TritonServer
 from bistream.processes.control_files import LONGEST_STOP_S
-from bistream.transport.direct_end import SEND_TIMEOUT_S
+from bistream.transport.channel_end import SEND_TIMEOUT_S
 from gateway.settings import UpstreamSettings
 
 LOOK_S = 0.25

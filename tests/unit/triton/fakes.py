@@ -146,9 +146,11 @@ class FakeInferenceRequest:
         self.requested_output_names = requested_output_names
         self.arrays = {tensor.name(): tensor.as_numpy() for tensor in inputs}
 
-    def exec(self, decoupled: bool = False) -> Any:
-        responses = self._backend.answer(self.model_name, self.arrays)
-        return self._backend.iterate(responses) if decoupled else responses[0]
+    def exec(self, decoupled: bool) -> FakeResponse:
+        if decoupled:
+            raise Violation("an iterator that receives a second response can lock up the waiting process")
+        (response,) = self._backend.answer(self.model_name, self.arrays)
+        return response
 
     def is_cancelled(self) -> bool:
         raise Violation("is_cancelled of a request made by a model aborts the server")
@@ -186,7 +188,7 @@ class FakeMetric:
 
 
 class FakePbUtils:
-    """``calls``: (model, inputs) of all requests made by models. ``unfinished``: iterators not read to their last response."""
+    """``calls``: (model, inputs) of all requests made by models."""
 
     Tensor = FakeTensor
     TritonError = FakeError
@@ -200,23 +202,11 @@ class FakePbUtils:
     def __init__(self, answer: Callable[[str, Arrays], list[FakeResponse]] | None = None) -> None:
         self.calls: list[tuple[str, Arrays]] = []
         self._answer = answer
-        self.unfinished = 0
 
     def answer(self, model: str, arrays: Arrays) -> list[FakeResponse]:
         self.calls.append((model, arrays))
         assert self._answer is not None
         return self._answer(model, arrays)
-
-    def iterate(self, responses: list[FakeResponse]) -> Iterator[FakeResponse]:
-        if len(responses) != 1:
-            raise Violation("an iterator that receives a second response can lock up the waiting process")
-        self.unfinished += 1
-        for position, response in enumerate(responses):
-            if position + 1 == len(responses):
-                self.unfinished -= 1
-            yield response
-            if response.has_error():
-                raise Violation("an iterator that is asked for more after an error may never end")
 
     def InferenceRequest(self, **arguments: Any) -> FakeInferenceRequest:
         return FakeInferenceRequest(self, **arguments)
