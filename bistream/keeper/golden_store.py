@@ -2,7 +2,7 @@
 
 An environment (tier, GPU, versions, our code) that has not spoken a checkpoint yet is compared with the newest one that has, and then
 gets a file of its own. Another checkpoint finds no folder, so a deliberate change needs no order. What both depend on is read from the
-models' ``config.pbtxt``, the checkpoint's files, Triton's metrics and this host.
+models' ``config.pbtxt``, the checkpoint's files, the models' metrics and this host.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def hardware() -> str:
 
 
 def environment(parameters: Parameters, tiers: str, of_hardware: str) -> Fingerprint:
-    """tiers: ``tiers_of`` the server's metrics. of_hardware: ``hardware`` of the host."""
+    """tiers: ``tiers_of`` the models' metrics. of_hardware: ``hardware`` of the host."""
     facts = {"hardware": of_hardware, "tiers": tiers, "code": code_hash()}
     for model, values in sorted(parameters.items()):
         facts |= _settings(parameters, model, _ENVIRONMENT_SETTINGS)
@@ -135,6 +135,6 @@ def environment(parameters: Parameters, tiers: str, of_hardware: str) -> Fingerp
 
 
 def tiers_of(metrics: str) -> str:
-    """``flow plain, vocoder plain`` from Triton's page of metrics; empty where it has none."""
+    """``flow plain, vocoder plain`` from a page of metrics; empty where it has none."""
     pairs = (dict(_LABEL.findall(labels)) for labels in _TIER.findall(metrics))
     return ", ".join(sorted(f"{pair['stage']} {pair['tier']}" for pair in pairs if len(pair) == 2))

@@ -11,7 +11,7 @@ from bistream.config import RuntimeConfig
 from bistream.contract.codec import Inputs, output_arrays
 from bistream.contract.fields import LLM_BISTREAM
 from bistream.errors import BistreamError, UnknownSessionError
-from bistream.metrics.catalogue import AUDIO_STAGE
+from bistream.metrics.catalogue import AUDIO_STAGE, TIER
 from bistream.text.effort import takes_long
 from bistream.text.preparation import chosen_normalization
 from bistream.text2token.one_table.prompts import Labels, SpeakerTokens
@@ -21,7 +21,6 @@ from bistream.transport.sibling_ports import speech_token_arrays
 from bistream.triton.mailbox import TokenMailbox
 from bistream.triton.model import SiblingModel
 from bistream.triton.ordered_work import OrderedWork
-from bistream.triton.tier_metrics import TierMetrics
 from bistream.types import SpeechTokens
 
 TEXT_THREADS = 4  # that many sessions with slow texts do not wait for each other
@@ -38,7 +37,7 @@ class TritonPythonModel(SiblingModel):
 
         self._service = SpeechTokenService(config, recorder=self.recorder)
         self._first_hop_tokens = self.recorder.histogram(AUDIO_STAGE, "first_hop_tokens")
-        self._tier_metrics = TierMetrics(pb_utils, self._service.tiers)
+        self.recorder.read(TIER, lambda: {choice.labels: 1.0 for choice in self._service.tiers})
         self._mailboxes: dict[str, TokenMailbox] = {}  # with ``handling`` held
         self._slow_texts = OrderedWork(TEXT_THREADS, "llm_bistream-text")
 
@@ -133,7 +132,6 @@ class TritonPythonModel(SiblingModel):
 
     def close(self) -> None:
         self._slow_texts.close()
-        self._tier_metrics.close()
         self._service.close()
         self.outbox.shutdown()
 

@@ -199,8 +199,8 @@ def test_settings_belong_to_the_checkpoint_or_the_environment(model_dir: Path) -
 def test_tiers_from_the_page_of_metrics() -> None:
     page = (
         "# HELP bistream_tier 1 for the tier\n"
-        'bistream_tier{model="token2wav",stage="vocoder",tier="graphs",version="1"} 1\n'
-        'bistream_tier{model="token2wav",stage="flow",tier="plain",version="1"} 1.000000\n'
+        'bistream_tier{stage="vocoder",tier="graphs"} 1.0\n'
+        'bistream_tier{stage="flow",tier="plain"} 1.0\n'
         'nv_inference_count{model="token2wav"} 1\n'
     )
     assert tiers_of(page) == "flow plain, vocoder graphs" and tiers_of("") == ""
@@ -251,11 +251,11 @@ def check(tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
     def run(says: Golden, then: Golden | None = None, tiers: str = "plain", gain: float = 1.0) -> Speaker:
         metrics = f'bistream_tier{{stage="flow",tier="{tiers}"}} 1\n'
-        monkeypatch.setattr(golden_check, "triton_text", lambda address: metrics)
+        monkeypatch.setattr(golden_check, "models_text", lambda directory: metrics)
         speaker = Speaker(says, then, gain)
         monkeypatch.setattr(golden_check, "ModelStream", speaker)
         settings = SimpleNamespace(model_repository=tmp_path / "repository")
-        server = SimpleNamespace(settings=settings, http_url="127.0.0.1:1", grpc_url="", ports=SimpleNamespace(metrics=2))
+        server = SimpleNamespace(settings=settings, grpc_url="", control_directory=tmp_path)
         GoldenCheck(tmp_path / "state")(cast(TritonServer, server), never)
         return speaker
 

@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,37 +156,6 @@ class FakeInferenceRequest:
         raise Violation("is_cancelled of a request made by a model aborts the server")
 
 
-class FakeMetricFamily:
-    """Two processes may make families of one name; here each has its own. ``shown``: (name, labels, value) of the live metrics."""
-
-    GAUGE = 1
-    shown: ClassVar[list[tuple[str, dict[str, str], float]]] = []
-
-    def __init__(self, name: str, description: str, kind: int) -> None:
-        assert description and kind == self.GAUGE
-        self.name = name
-
-    def Metric(self, labels: dict[str, str]) -> FakeMetric:
-        return FakeMetric(self, labels)
-
-
-class FakeMetric:
-    """Is shown until its last reference is gone."""
-
-    def __init__(self, family: FakeMetricFamily, labels: dict[str, str]) -> None:
-        self._family, self._labels = family, labels
-        self._entry = (family.name, labels, 0.0)
-        family.shown.append(self._entry)
-
-    def set(self, value: float) -> None:
-        self._family.shown.remove(self._entry)
-        self._entry = (self._family.name, self._labels, value)
-        self._family.shown.append(self._entry)
-
-    def __del__(self) -> None:
-        self._family.shown.remove(self._entry)
-
-
 class FakePbUtils:
     """``calls``: (model, inputs) of all requests made by models."""
 
@@ -194,7 +163,6 @@ class FakePbUtils:
     TritonError = FakeError
     InferenceResponse = FakeResponse
     TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
-    MetricFamily = FakeMetricFamily
 
     class TritonModelException(Exception):
         pass
