@@ -51,7 +51,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> GateSettings:
     parser.add_argument("--drain-timeout-s", type=float, default=GateSettings.drain_timeout_s, help="default %(default)s")
     parser.add_argument("--upstream-silence-s", type=float, default=UpstreamSettings.max_silence_s, help="Triton counts as lost after it")
     parser.add_argument("--hold-file", type=Path, help="while it exists, no sessions are taken")
-    parser.add_argument("--ready-file", type=Path, help="holds the addresses, as JSON, once the doors are open")
+    parser.add_argument(
+        "--ready-file", type=Path, help="JSON: the addresses, and whether sessions are taken; there while the doors are open"
+    )
     add_client_arguments(parser)
     options = parser.parse_args(arguments)
     check_client_arguments(parser, options)

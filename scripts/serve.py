@@ -25,7 +25,6 @@ import dataclasses
 import logging
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -152,11 +151,10 @@ def log_path(options: argparse.Namespace) -> Path | None:
     return given or Path(options.model_repository).absolute().parent / LOG_NAME
 
 
-def gate_settings(options: argparse.Namespace, server: ServerSettings, hold_file: Path) -> GateSettings:
-    """hold_file: closes the gate while the server is looked at."""
+def gate_settings(options: argparse.Namespace, server: ServerSettings) -> GateSettings:
     assert server.ports is not None
     return GateSettings(
-        upstream=UpstreamSettings(f"{LOOPBACK}:{server.ports.grpc}", hold_file=hold_file),
+        upstream=UpstreamSettings(f"{LOOPBACK}:{server.ports.grpc}"),
         limits=fit_limits(limits_of(options), server.model_repository),
         grpc=Listen(options.grpc_address, options.grpc_port),
         http=Listen(options.http_address, options.http_port),
@@ -193,9 +191,7 @@ class Service:
         self._options = options
         self._waiting: Waiting | None = None
         self._ready_file = ReadyFile(options.ready_file)
-        self._folder = tempfile.TemporaryDirectory(prefix="bistream-keeper-")
-        hold_file = Path(self._folder.name) / "hold"
-        self._gate = None if options.direct else KeptGate(gate_settings(options, settings, hold_file))
+        self._gate = None if options.direct else KeptGate(gate_settings(options, settings))
         self.supervisor = Supervisor(
             settings, supervisor_settings(options), self._announce, self._ready_file.withdraw, gate=self._gate, verify=verification(options)
         )
@@ -205,7 +201,6 @@ class Service:
         with contextlib.ExitStack() as stack:
             self._waiting = Waiting("the server starts")
             stack.callback(self._waiting.done)
-            stack.enter_context(self._folder)
             with phase("sharing of the GPU"):
                 stack.enter_context(shared_gpu(options.mps))
             if options.health_port is not None:

@@ -44,13 +44,12 @@ class Process:
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + TIMEOUT_S
-        while not (self._ready.exists() and self._ready.read_text(encoding="utf-8")):
+        while not (self._ready.exists() and json.loads(self._ready.read_text(encoding="utf-8"))["ready"]):
             assert self.process.poll() is None and time.monotonic() < deadline, "the gate did not open"
             time.sleep(0.01)
         addresses = json.loads(self._ready.read_text(encoding="utf-8"))
         self.grpc_url, self.http_url = addresses["grpc"], addresses["http"]
         self.client = self.connect()
-        self.wait_for_readiness(True)
 
     @property
     def heartbeat(self) -> int:
