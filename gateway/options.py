@@ -10,28 +10,6 @@ from pathlib import Path
 
 from gateway.settings import GateLimits, GateSettings, Listen, TlsSettings, UpstreamSettings
 
-_LIMIT_HELP = {
-    "max_text_bytes": "of one session's text, all pieces together",
-    "max_recording_s": "of a reference recording, its padding included",
-    "max_message_bytes": "of one gRPC message, and of one HTTP body with binary tensors",
-    "max_input_bytes": "of unfinished requests, all clients together; one address may take a quarter; 0: no limit",
-    "max_json_bytes": "of the JSON of one HTTP request",
-    "max_json_depth": "of lists and objects within each other in JSON",
-    "max_silence_s": "a session may go without text that can be spoken and without audio",
-    "max_unread_audio_s": "of one session, kept for a client that does not read",
-    "sample_rate": "samples per second of the server's audio",
-    "max_output_bytes": "of audio that clients have not read, all together; 0: no limit",
-    "max_unanswered": "requests of one stream; then no more of them are read",
-    "max_sessions": "live sessions of the gate",
-    "sessions_per_key": "live sessions of one API key; 0: no limit",
-    "sessions_per_address": "live sessions of one address; 0: no limit",
-    "starts_per_second": "new sessions of one key or address, steadily; 0: no limit",
-    "start_burst": "new sessions of one key or address at once",
-    "streams_per_address": "open calls of one API key, or of one address without a key; 0: no limit",
-    "max_streams": "open calls of the gate",
-    "stall_timeout_s": "a stream whose client takes nothing is ended after it",
-    "idle_stream_timeout_s": "a stream without a session is ended after it",
-}
 _NOTE = """The first SIGTERM or SIGINT drains: new sessions are refused with SHUTTING_DOWN, those that run may end for --drain-timeout-s.
 The second ends everything at once. Exit codes: 0 ended as asked, 1 the gate cannot start (the last line says why), 2 wrong usage."""
 
@@ -75,7 +53,7 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     for field in fields(GateLimits):
         kind = float if isinstance(field.default, float) else int
         limits.add_argument(
-            _flag(field.name), type=kind, default=field.default, metavar="N", help=f"{_LIMIT_HELP[field.name]} (default %(default)s)"
+            _flag(field.name), type=kind, default=field.default, metavar="N", help=f"{field.metadata['meaning']} (default %(default)s)"
         )
 
 
