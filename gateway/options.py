@@ -44,11 +44,7 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--behind-proxy", action="store_true", help="clients come through a proxy, which says their addresses (x-client-address)"
     )
-    parser.add_argument("--tls-certificate", type=Path, metavar="PEM", help="serve TLS with this certificate chain, on both doors")
-    parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
-    parser.add_argument(
-        "--tls-client-ca", type=Path, metavar="PEM", help="let in only clients with a certificate signed by it (mutual TLS)"
-    )
+    add_tls_arguments(parser)
     limits = parser.add_argument_group("limits")
     for field in fields(GateLimits):
         kind = float if isinstance(field.default, float) else int
@@ -57,15 +53,28 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
 
+def add_tls_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tls-certificate", type=Path, metavar="PEM", help="serve TLS with this certificate chain")
+    parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
+    parser.add_argument(
+        "--tls-client-ca", type=Path, metavar="PEM", help="let in only clients with a certificate signed by it (mutual TLS)"
+    )
+
+
 def check_client_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Ends the program where they do not fit together."""
+    check_tls_arguments(parser, options)
+    wrong = [field.name for field in fields(GateLimits) if getattr(options, field.name) < 0]
+    if wrong:
+        parser.error(f"{_flag(wrong[0])} must be 0 or more")
+
+
+def check_tls_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """As ``check_client_arguments``."""
     if (options.tls_certificate is None) != (options.tls_key is None):
         parser.error("--tls-certificate and --tls-key belong together")
     if options.tls_client_ca is not None and options.tls_certificate is None:
         parser.error("--tls-client-ca needs --tls-certificate and --tls-key")
-    wrong = [field.name for field in fields(GateLimits) if getattr(options, field.name) < 0]
-    if wrong:
-        parser.error(f"{_flag(wrong[0])} must be 0 or more")
 
 
 def limits_of(options: argparse.Namespace) -> GateLimits:
