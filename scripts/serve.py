@@ -39,7 +39,7 @@ from bistream.keeper.host_limits import prepare_host
 from bistream.keeper.metrics import KeeperMetrics
 from bistream.keeper.ready_file import ReadyFile
 from bistream.keeper.server_process import Interrupted, Ports, ServerSettings, TritonServer
-from bistream.keeper.server_start import Verify, verify_nothing
+from bistream.keeper.server_start import verify_nothing
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
 from bistream.processes.start_phases import interpreter_is_ready, phase, progress_in
 from gateway.options import add_client_arguments, check_client_arguments, limits_of, tls_of
@@ -166,20 +166,8 @@ def gate_settings(options: argparse.Namespace, server: ServerSettings) -> GateSe
 
 
 def supervisor_settings(options: argparse.Namespace) -> SupervisorSettings:
-    return SupervisorSettings(
-        probe_interval_s=options.probe_interval_s,
-        probe_timeout_s=options.probe_timeout_s,
-        max_restarts=options.max_restarts,
-        hang_timeout_s=options.hang_timeout_s,
-        drain_timeout_s=options.drain_timeout_s,
-    )
-
-
-def verification(options: argparse.Namespace) -> Verify:
-    """What a server must pass before it is ready."""
-    if options.no_golden:
-        return verify_nothing
-    return GoldenCheck(state_directory(options), options.probe_timeout_s)
+    """Each is an option of its own name."""
+    return SupervisorSettings(**{field.name: getattr(options, field.name) for field in dataclasses.fields(SupervisorSettings)})
 
 
 class Service:
@@ -192,8 +180,9 @@ class Service:
         self._waiting: Waiting | None = None
         self._ready_file = ReadyFile(options.ready_file)
         self._gate = None if options.direct else KeptGate(gate_settings(options, settings))
+        verify = verify_nothing if options.no_golden else GoldenCheck(state_directory(options), options.probe_timeout_s)
         self.supervisor = Supervisor(
-            settings, supervisor_settings(options), self._announce, self._ready_file.withdraw, gate=self._gate, verify=verification(options)
+            settings, supervisor_settings(options), self._announce, self._ready_file.withdraw, gate=self._gate, verify=verify
         )
 
     def run(self) -> int:

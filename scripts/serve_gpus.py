@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bistream.keeper.envoy_config import ProxySettings, ServerAddress, envoy_config
 from bistream.keeper.gpu_sharing import DEVICES_VARIABLE, deal_out, visible_gpus
 from bistream.keeper.health import HealthServer
-from bistream.keeper.host import LOOPBACK, ServerError, free_ports, is_free, reachable, url
+from bistream.keeper.host import LOOPBACK, ServerError, check_free, free_ports, reachable, url
 from bistream.keeper.member_group import Member, MemberPlan
 from bistream.keeper.ready_file import ReadyFile
 from bistream.keeper.server_group import ServerGroup
@@ -155,14 +155,6 @@ def is_open(address: str, port: int) -> bool:
     return False
 
 
-def check_ports(options: argparse.Namespace) -> None:
-    """Raises ``ServerError``."""
-    wanted = [(options.grpc_address, options.grpc_port), (options.http_address, options.http_port), (LOOPBACK, options.admin_port)]
-    for address, port in wanted:
-        if not is_free(address, port):
-            raise ServerError(f"Port {port} is in use; stop the program that uses it or choose another port.")
-
-
 def gpus_of_servers(options: argparse.Namespace) -> list[str | None]:
     """``None``: all of them. Raises ``ServerError`` where nobody has said how many servers there shall be."""
     if options.servers == 1:
@@ -180,7 +172,7 @@ def serve(options: argparse.Namespace, folder: Path) -> None:
     servers = server_addresses(options, len(gpus))
     config.write_text(envoy_config(proxy_settings(options), servers), encoding="utf-8")
     proxy = proxy_member(options, find_envoy(options.envoy), config)
-    check_ports(options)
+    check_free([(options.grpc_address, options.grpc_port), (options.http_address, options.http_port), (LOOPBACK, options.admin_port)])
     raise_soft_limit(resource.RLIMIT_NOFILE, FILES_WANTED)
     ready_file = ReadyFile(options.ready_file)
     members = [server_member(options, number, gpu, folder) for number, gpu in enumerate(gpus)]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bistream.keeper.child import OutputCopy, spawn, to_stderr
-from bistream.keeper.host import ServerError, free_ports, is_free, library_directories, url
+from bistream.keeper.host import ServerError, check_free, free_ports, library_directories, url
 from bistream.keeper.model_control import ADMIN_KEY, CONTROL_ARGUMENTS, ModelControl, hide_argument, is_ready
 from bistream.keeper.served_models import Ending, ServedModels
 from bistream.keeper.server_log import LogFile, start_failure
@@ -112,7 +112,8 @@ class TritonServer:
     def start(self, should_stop: Callable[[], bool] = never, clock: Callable[[], float] = time.monotonic) -> None:
         """Returns when every model is loaded. Raises ``ServerError``, or ``Interrupted``; nothing is left running then."""
         sweep_shared_memory()
-        self._check_ports()
+        http, grpc, ports = self.settings.http_address, self.settings.grpc_address, self.ports
+        check_free(((http, ports.http), (grpc, ports.grpc), (http, ports.metrics)))  # another server there would answer our requests
         libraries = library_directories()
         self._file = LogFile(self.settings.log_path) if self.settings.log_path is not None else None
         try:
@@ -186,13 +187,6 @@ class TritonServer:
                 return
             self.exit_code()  # reaps the server
             time.sleep(POLL_INTERVAL_S)
-
-    def _check_ports(self) -> None:
-        """Another server on one of our ports would answer our requests. Raises ``ServerError`` naming the port."""
-        http, grpc, ports = self.settings.http_address, self.settings.grpc_address, self.ports
-        for address, port in ((http, ports.http), (grpc, ports.grpc), (http, ports.metrics)):
-            if not is_free(address, port):
-                raise ServerError(f"Port {port} is in use; stop the program that uses it or choose another port.")
 
     def _command(self, claim: SharedMemoryClaim) -> list[str]:
         settings, ports = self.settings, self.ports
