@@ -24,7 +24,7 @@ from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.keeper.hangs import HangWatch
 from bistream.keeper.host import url
 from bistream.keeper.member_group import LOOK_INTERVAL_S, Member, MemberGroup, MemberPlan, import_path, spawn_member
-from bistream.keeper.repository import read_parameters
+from bistream.keeper.repository import read_number, read_parameters
 from bistream.keeper.restart_policy import RestartLimits
 from bistream.keeper.served_models import CLOSING_S, Sign
 from bistream.keeper.server_process import Interrupted
@@ -177,18 +177,11 @@ def fit_limits(limits: GateLimits, model_repository: Path) -> GateLimits:
     """Limits that follow the settings of the models, where nobody has set other values than the defaults: room for the longest text, at
     least the models' patience with silent and with slow clients, and the rate of the audio."""
     parameters = read_parameters(model_repository).get(COSYVOICE2_BISTREAM.name, {})
-
-    def number(name: str) -> float:
-        try:
-            return float(parameters.get(name, ""))
-        except ValueError:
-            return 0.0
-
     fitting: dict[str, Any] = {
-        "max_text_bytes": max(limits.max_text_bytes, BYTES_PER_CHARACTER * int(number("max_text_chars"))),
-        "max_silence_s": max(limits.max_silence_s, number("session_idle_timeout_s")),
-        "max_unread_audio_s": max(limits.max_unread_audio_s, number("max_unread_audio_s") + UNREAD_MARGIN_S),
-        "sample_rate": int(number("sample_rate")) or limits.sample_rate,
+        "max_text_bytes": max(limits.max_text_bytes, BYTES_PER_CHARACTER * int(read_number(parameters, "max_text_chars"))),
+        "max_silence_s": max(limits.max_silence_s, read_number(parameters, "session_idle_timeout_s")),
+        "max_unread_audio_s": max(limits.max_unread_audio_s, read_number(parameters, "max_unread_audio_s") + UNREAD_MARGIN_S),
+        "sample_rate": int(read_number(parameters, "sample_rate")) or limits.sample_rate,
     }
     defaults = GateLimits()
     return replace(limits, **{name: value for name, value in fitting.items() if getattr(limits, name) == getattr(defaults, name)})
