@@ -18,6 +18,7 @@ import uvloop
 
 from bistream.errors import ConfigError
 from bistream.processes.limits import raise_soft_limit
+from bistream.processes.whole_file import write_whole
 from gateway.gate import Gate
 from gateway.grpc_server import GrpcServer
 from gateway.http_api import HttpApi
@@ -93,7 +94,7 @@ def _announce(settings: GateSettings, grpc_server: GrpcServer, http_api: HttpApi
             )
     if settings.ready_file is not None:
         try:
-            _write(settings.ready_file, {**addresses, "ready": False})
+            write_whole(settings.ready_file, json.dumps({**addresses, "ready": False}).encode())
         except OSError as error:
             raise ConfigError(f"The ready file {settings.ready_file} cannot be written ({error.strerror}); choose another one.") from None
     return addresses
@@ -107,16 +108,9 @@ async def _report(gate: Gate, ready_file: Path, addresses: Mapping[str, str]) ->
             if gate.is_ready is told:
                 os.utime(ready_file)
             else:
-                _write(ready_file, {**addresses, "ready": gate.is_ready})
+                write_whole(ready_file, json.dumps({**addresses, "ready": gate.is_ready}).encode())
                 told = gate.is_ready
         await asyncio.sleep(HEARTBEAT_S)
-
-
-def _write(path: Path, content: Mapping[str, object]) -> None:
-    """A reader finds all of it, or what was there before."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    new.write_text(json.dumps(content), encoding="utf-8")
-    new.replace(path)
 
 
 def _reachable(listen: Listen, port: int) -> str:

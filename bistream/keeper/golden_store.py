@@ -22,6 +22,7 @@ from bistream.contract.fields import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_B
 from bistream.families.registry import FAMILIES, YAML_NAMES
 from bistream.keeper.golden import RECIPE, Golden
 from bistream.keeper.host import GoldenError
+from bistream.processes.whole_file import write_whole
 from bistream.store.fingerprint import Fingerprint, code_hash, files_hash, from_json, gpus, processor, versions
 
 Parameters = Mapping[str, Mapping[str, str]]  # by model
@@ -66,13 +67,8 @@ class GoldenStore:
         """Raises ``OSError``."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(environment)
-        new = path.with_name(f".{path.name}.{os.getpid()}")
         metadata = {"environment": json.dumps(dict(environment.facts))}
-        try:
-            new.write_bytes(safetensors.numpy.save(asdict(golden), metadata=metadata))
-            new.replace(path)
-        finally:
-            new.unlink(missing_ok=True)
+        write_whole(path, safetensors.numpy.save(asdict(golden), metadata=metadata))
         return path
 
     def _path(self, environment: Fingerprint) -> Path:

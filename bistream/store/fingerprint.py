@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from bistream.errors import CheckpointError
+from bistream.processes.whole_file import write_whole
 
 FILE_NAME = "fingerprint.json"
 FORMAT = 1
@@ -61,9 +62,7 @@ class Fingerprint:
 
 def write(folder: Path, fingerprint: Fingerprint) -> None:
     """Beside what it describes, as ``FILE_NAME``; whole or not at all."""
-    new = folder / f".{FILE_NAME}.{os.getpid()}"
-    new.write_text(json.dumps({"format": FORMAT, "facts": dict(fingerprint.facts)}, indent=2) + "\n", encoding="utf-8")
-    new.replace(folder / FILE_NAME)
+    write_whole(folder / FILE_NAME, (json.dumps({"format": FORMAT, "facts": dict(fingerprint.facts)}, indent=2) + "\n").encode())
 
 
 def read(folder: Path) -> Fingerprint | None:
