@@ -103,7 +103,7 @@ def option_words(name: str, action: argparse.Action, value: str) -> list[str]:
 
 def checked_profile(value: str) -> str:
     if value not in PROFILES:
-        raise VariableError(f"{PROFILE} is {value!r}; it is one of {', '.join(sorted(PROFILES))}.")
+        raise VariableError(f"{PROFILE} is {value!r}; it is one of {', '.join(PROFILES)}.")
     return value
 
 
