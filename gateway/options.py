@@ -27,7 +27,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> GateSettings:
     parser.add_argument("--http-address", default="127.0.0.1", help="default %(default)s")
     parser.add_argument("--http-port", type=int, help="HTTP door and /metrics (default: nowhere); 0: a free one")
     parser.add_argument("--drain-timeout-s", type=float, default=GateSettings.drain_timeout_s, help="default %(default)s")
-    parser.add_argument("--upstream-silence-s", type=float, default=UpstreamSettings.max_silence_s, help="Triton counts as lost after it")
     parser.add_argument("--hold-file", type=Path, help="while it exists, no sessions are taken")
     parser.add_argument(
         "--ready-file", type=Path, help="JSON: the addresses, and whether sessions are taken; there while the doors are open"
@@ -89,7 +88,7 @@ def tls_of(options: argparse.Namespace) -> TlsSettings | None:
 
 def _settings(options: argparse.Namespace) -> GateSettings:
     return GateSettings(
-        upstream=UpstreamSettings(options.upstream, hold_file=options.hold_file, max_silence_s=options.upstream_silence_s),
+        upstream=UpstreamSettings(options.upstream, hold_file=options.hold_file),
         limits=limits_of(options),
         grpc=Listen(options.grpc_address, options.grpc_port),
         http=None if options.http_port is None else Listen(options.http_address, options.http_port),
@@ -108,8 +107,7 @@ def _flag(name: str) -> str:
 def command(settings: GateSettings) -> list[str]:
     """The command that starts a gate with these settings, in the folder that holds the package ``gateway``."""
     words: list[object] = [sys.executable, "-m", "gateway", "--upstream", settings.upstream.address]
-    words += ["--upstream-silence-s", settings.upstream.max_silence_s, "--drain-timeout-s", settings.drain_timeout_s]
-    words += ["--grpc-address", settings.grpc.address, "--grpc-port", settings.grpc.port]
+    words += ["--drain-timeout-s", settings.drain_timeout_s, "--grpc-address", settings.grpc.address, "--grpc-port", settings.grpc.port]
     if settings.http is not None:
         words += ["--http-address", settings.http.address, "--http-port", settings.http.port]
     if settings.tls is not None:

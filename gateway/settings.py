@@ -50,13 +50,12 @@ class GateLimits:
 
 @dataclass(frozen=True)
 class UpstreamSettings:
-    """Triton's gRPC address, and when it counts as hanging. Its readiness is asked every ``poll_interval_s``."""
+    """Triton's gRPC address. Its readiness is asked every ``poll_interval_s``; a server that hangs is replaced by the keeper."""
 
     address: str = "127.0.0.1:8011"
     poll_interval_s: float = 0.25
     poll_timeout_s: float = 1.0
     hold_file: Path | None = None  # while it exists, Triton does not count as ready: whoever keeps both is still looking at it
-    max_silence_s: float = 13.0  # a stop of 12 s is survived; after it, the sessions are told within 15 s
 
 
 @dataclass(frozen=True)

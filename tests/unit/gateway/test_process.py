@@ -120,7 +120,7 @@ def test_what_is_wrong_at_the_start_is_one_line(tmp_path: Path) -> None:
 
 def test_the_command_of_settings_gives_the_settings_back() -> None:
     settings = GateSettings(
-        UpstreamSettings("127.0.0.1:9", max_silence_s=4.0),
+        UpstreamSettings("127.0.0.1:9"),
         GateLimits(max_text_bytes=7, starts_per_second=1.5),
         Listen("0.0.0.0", 5),
         Listen("127.0.0.2", 6),
