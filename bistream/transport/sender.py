@@ -90,10 +90,6 @@ class ResponseSender:
         self._finished = False
         self._cancelled = False
 
-    @property
-    def finished(self) -> bool:
-        return self._finished
-
     def send(self, arrays: Arrays) -> None:
         """One response with these outputs; dropped when the request is finished."""
         self._send(arrays, final=False)
