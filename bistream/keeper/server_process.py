@@ -28,9 +28,6 @@ from bistream.store.findings import STATE_VARIABLE
 
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's: where the models count
 RESTRICTED_APIS = "shared-memory,model-repository,trace,logging"
-# The server's pool for each model process, as by default. A call to another model occupies a thread until it is answered; a front model has
-# two at a time to each of two models, whatever its sessions, and two for recordings.
-BACKEND_THREADS = 32
 MODEL_LOAD_THREADS = 8  # all models at once; by default four, and token2wav, which takes longest, would wait for one of them
 PRIVATE_UMASK = 0o077  # of the server and its models: their shared memory holds texts and audio
 # Of a ping, and (as TCP_USER_TIMEOUT) of a connection whose other end takes nothing: a gate that is stopped while audio fills its buffers.
@@ -198,7 +195,6 @@ class TritonServer:
             "--disable-auto-complete-config",  # otherwise every model is imported twice
             f"--backend-config=python,shm-region-prefix-name={claim.prefix}",
             f"--backend-config=python,stub-timeout-seconds={int(settings.start_timeout_s) + 1}",
-            f"--backend-config=python,thread-pool-size={BACKEND_THREADS}",
             f"--model-load-thread-count={MODEL_LOAD_THREADS}",
             f"--exit-timeout-secs={max(1, int(settings.exit_timeout_s))}",
             f"--http-address={settings.http_address}",
