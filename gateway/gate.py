@@ -21,7 +21,7 @@ from gateway.requests import PUBLIC, FrontModelRequest, not_served
 from gateway.session import Home, Session, SessionSurroundings
 from gateway.session_table import SessionTable
 from gateway.settings import GateSettings
-from gateway.upstream import LOST, UNREACHABLE, Upstream
+from gateway.upstream import UNREACHABLE, Upstream
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,6 @@ class Gate:
         self.streams: set[OpenStream] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls = 0  # unary ones under way
-        upstream.on_silence = lambda: self.fail_sessions(EngineError(LOST))
 
     @property
     def is_ready(self) -> bool:
@@ -201,10 +200,6 @@ class Gate:
     def sessions_left(self) -> int:
         return len(self.sessions) + self._calls
 
-    def fail_sessions(self, error: BistreamError) -> None:
-        for session in self.sessions:
-            session.fail(error)
-
     async def drain(self, timeout_s: float, hurried: asyncio.Event) -> None:
         """Take no new sessions, wait for those that run, and end the rest after ``timeout_s`` or at once when ``hurried`` is set."""
         self.is_draining = True
@@ -214,7 +209,8 @@ class Gate:
             await asyncio.sleep(0.02)
         if self.sessions_left:
             logger.warning("%d sessions had not ended and are ended now", self.sessions_left)
-        self.fail_sessions(ShuttingDownError(_ENDED))
+        for session in self.sessions:
+            session.fail(ShuttingDownError(_ENDED))
 
     async def close(self) -> None:
         """Free everything. Sessions that are left are cancelled; those that Triton does not end at once lose their stream."""

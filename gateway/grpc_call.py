@@ -24,11 +24,7 @@ class CallError(Exception):
 
 async def read_message(context: Context) -> bytes:
     """The first message of a call whose client sends one. Raises ``CallError``."""
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            data = await context.read()
-    except TimeoutError:
-        raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, f"No message came within {BODY_TIMEOUT_S:g} s.") from None
+    data = await _read(context, "No message came")
     if data is grpc.aio.EOF:
         raise CallError(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT: The call has no message; send one.")
     return bytes(data)
@@ -37,14 +33,17 @@ async def read_message(context: Context) -> bytes:
 async def read_one(context: Context) -> bytes:
     """The message of a unary call. Raises ``CallError`` for none, and for more than one."""
     data = await read_message(context)
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            more = await context.read()
-    except TimeoutError:
-        raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, f"The call was not half-closed within {BODY_TIMEOUT_S:g} s.") from None
-    if more is not grpc.aio.EOF:
+    if await _read(context, "The call was not half-closed") is not grpc.aio.EOF:
         raise CallError(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT: The call has more than one message; send one.")
     return data
+
+
+async def _read(context: Context, problem: str) -> Any:
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await context.read()
+    except TimeoutError:
+        raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, f"{problem} within {BODY_TIMEOUT_S:g} s.") from None
 
 
 def peer_host(peer: str) -> str:

@@ -26,10 +26,17 @@ class Metrics:
     errors: Counter[str] = field(default_factory=Counter)
 
 
-class _GateCollector(Collector):
+class Exposition(Collector):
+    """The metrics in Prometheus' text form."""
+
     def __init__(self, metrics: Metrics, gauges: Callable[[], dict[str, float]]) -> None:
         self._metrics = metrics
         self._gauges = gauges
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         metrics = self._metrics
@@ -52,14 +59,3 @@ class _GateCollector(Collector):
             yield family
         for name, gauge in self._gauges().items():
             yield GaugeMetricFamily(f"bistream_gate_{name}", f"Now: {name.replace('_', ' ')}", value=gauge)
-
-
-class Exposition:
-    """The metrics in Prometheus' text form."""
-
-    def __init__(self, metrics: Metrics, gauges: Callable[[], dict[str, float]]) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_GateCollector(metrics, gauges))
-
-    def text(self) -> bytes:
-        return generate_latest(self._registry)

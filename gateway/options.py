@@ -10,28 +10,6 @@ from pathlib import Path
 
 from gateway.settings import GateLimits, GateSettings, Listen, TlsSettings, UpstreamSettings
 
-_LIMIT_HELP = {
-    "max_text_bytes": "of one session's text, all pieces together",
-    "max_recording_s": "of a reference recording, its padding included",
-    "max_message_bytes": "of one gRPC message, and of one HTTP body with binary tensors",
-    "max_input_bytes": "of unfinished requests, all clients together; one address may take a quarter; 0: no limit",
-    "max_json_bytes": "of the JSON of one HTTP request",
-    "max_json_depth": "of lists and objects within each other in JSON",
-    "max_silence_s": "a session may go without text that can be spoken and without audio",
-    "max_unread_audio_s": "of one session, kept for a client that does not read",
-    "sample_rate": "samples per second of the server's audio",
-    "max_output_bytes": "of audio that clients have not read, all together; 0: no limit",
-    "max_unanswered": "requests of one stream; then no more of them are read",
-    "max_sessions": "live sessions of the gate",
-    "sessions_per_key": "live sessions of one API key; 0: no limit",
-    "sessions_per_address": "live sessions of one address; 0: no limit",
-    "starts_per_second": "new sessions of one key or address, steadily; 0: no limit",
-    "start_burst": "new sessions of one key or address at once",
-    "streams_per_address": "open calls of one API key, or of one address without a key; 0: no limit",
-    "max_streams": "open calls of the gate",
-    "stall_timeout_s": "a stream whose client takes nothing is ended after it",
-    "idle_stream_timeout_s": "a stream without a session is ended after it",
-}
 _NOTE = """The first SIGTERM or SIGINT drains: new sessions are refused with SHUTTING_DOWN, those that run may end for --drain-timeout-s.
 The second ends everything at once. Exit codes: 0 ended as asked, 1 the gate cannot start (the last line says why), 2 wrong usage."""
 
@@ -49,9 +27,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> GateSettings:
     parser.add_argument("--http-address", default="127.0.0.1", help="default %(default)s")
     parser.add_argument("--http-port", type=int, help="HTTP door and /metrics (default: nowhere); 0: a free one")
     parser.add_argument("--drain-timeout-s", type=float, default=GateSettings.drain_timeout_s, help="default %(default)s")
-    parser.add_argument("--upstream-silence-s", type=float, default=UpstreamSettings.max_silence_s, help="Triton counts as lost after it")
     parser.add_argument("--hold-file", type=Path, help="while it exists, no sessions are taken")
-    parser.add_argument("--ready-file", type=Path, help="holds the addresses, as JSON, once the doors are open")
+    parser.add_argument(
+        "--ready-file", type=Path, help="JSON: the addresses, and whether sessions are taken; there while the doors are open"
+    )
     add_client_arguments(parser)
     options = parser.parse_args(arguments)
     check_client_arguments(parser, options)
@@ -64,28 +43,37 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--behind-proxy", action="store_true", help="clients come through a proxy, which says their addresses (x-client-address)"
     )
-    parser.add_argument("--tls-certificate", type=Path, metavar="PEM", help="serve TLS with this certificate chain, on both doors")
-    parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
-    parser.add_argument(
-        "--tls-client-ca", type=Path, metavar="PEM", help="let in only clients with a certificate signed by it (mutual TLS)"
-    )
+    add_tls_arguments(parser)
     limits = parser.add_argument_group("limits")
     for field in fields(GateLimits):
         kind = float if isinstance(field.default, float) else int
         limits.add_argument(
-            _flag(field.name), type=kind, default=field.default, metavar="N", help=f"{_LIMIT_HELP[field.name]} (default %(default)s)"
+            _flag(field.name), type=kind, default=field.default, metavar="N", help=f"{field.metadata['meaning']} (default %(default)s)"
         )
+
+
+def add_tls_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tls-certificate", type=Path, metavar="PEM", help="serve TLS with this certificate chain")
+    parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
+    parser.add_argument(
+        "--tls-client-ca", type=Path, metavar="PEM", help="let in only clients with a certificate signed by it (mutual TLS)"
+    )
 
 
 def check_client_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Ends the program where they do not fit together."""
+    check_tls_arguments(parser, options)
+    wrong = [field.name for field in fields(GateLimits) if getattr(options, field.name) < 0]
+    if wrong:
+        parser.error(f"{_flag(wrong[0])} must be 0 or more")
+
+
+def check_tls_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """As ``check_client_arguments``."""
     if (options.tls_certificate is None) != (options.tls_key is None):
         parser.error("--tls-certificate and --tls-key belong together")
     if options.tls_client_ca is not None and options.tls_certificate is None:
         parser.error("--tls-client-ca needs --tls-certificate and --tls-key")
-    wrong = [field.name for field in fields(GateLimits) if getattr(options, field.name) < 0]
-    if wrong:
-        parser.error(f"{_flag(wrong[0])} must be 0 or more")
 
 
 def limits_of(options: argparse.Namespace) -> GateLimits:
@@ -100,7 +88,7 @@ def tls_of(options: argparse.Namespace) -> TlsSettings | None:
 
 def _settings(options: argparse.Namespace) -> GateSettings:
     return GateSettings(
-        upstream=UpstreamSettings(options.upstream, hold_file=options.hold_file, max_silence_s=options.upstream_silence_s),
+        upstream=UpstreamSettings(options.upstream, hold_file=options.hold_file),
         limits=limits_of(options),
         grpc=Listen(options.grpc_address, options.grpc_port),
         http=None if options.http_port is None else Listen(options.http_address, options.http_port),
@@ -119,8 +107,7 @@ def _flag(name: str) -> str:
 def command(settings: GateSettings) -> list[str]:
     """The command that starts a gate with these settings, in the folder that holds the package ``gateway``."""
     words: list[object] = [sys.executable, "-m", "gateway", "--upstream", settings.upstream.address]
-    words += ["--upstream-silence-s", settings.upstream.max_silence_s, "--drain-timeout-s", settings.drain_timeout_s]
-    words += ["--grpc-address", settings.grpc.address, "--grpc-port", settings.grpc.port]
+    words += ["--drain-timeout-s", settings.drain_timeout_s, "--grpc-address", settings.grpc.address, "--grpc-port", settings.grpc.port]
     if settings.http is not None:
         words += ["--http-address", settings.http.address, "--http-port", settings.http.port]
     if settings.tls is not None:

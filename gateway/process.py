@@ -11,12 +11,14 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import uvloop
 
 from bistream.errors import ConfigError
 from bistream.processes.limits import raise_soft_limit
+from bistream.processes.whole_file import write_whole
 from gateway.gate import Gate
 from gateway.grpc_server import GrpcServer
 from gateway.http_api import HttpApi
@@ -29,47 +31,45 @@ from gateway.upstream import Upstream
 logger = logging.getLogger("gateway")
 
 EXIT_OK, EXIT_FAILED = 0, 1
-HEARTBEAT_S = 0.5  # at which the ready file is touched
+HEARTBEAT_S = 0.25  # at which the ready file is touched
 FILES_WANTED = 65_536  # a connection each
 FAREWELL_S = 2.0  # after the last session, for what is still on its way to the clients
 
 
-class Signals:
-    """How often the process was asked to end."""
-
-    def __init__(self) -> None:
-        self.first = asyncio.Event()
-        self.second = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._note)
-
-    def _note(self) -> None:
-        (self.second if self.first.is_set() else self.first).set()
+def _signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """The first and the second time that the process is asked to end."""
+    first, second = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, lambda: (second if first.is_set() else first).set())
+    return first, second
 
 
 async def serve(settings: GateSettings) -> None:
     """Until the process was asked to end and the sessions have ended. Raises ``ConfigError`` at the start."""
     keys = None if settings.keys_file is None else Keys.read(settings.keys_file)
     raise_soft_limit(resource.RLIMIT_NOFILE, FILES_WANTED)
-    signals = Signals()
+    first, second = _signals()
     upstream = Upstream(settings.upstream)
     gate = Gate(settings, upstream, keys)
-    tasks = [asyncio.create_task(work) for work in (upstream.watch(), gate.run(), _beat(settings.ready_file))]
+    tasks = [asyncio.create_task(upstream.watch()), asyncio.create_task(gate.run())]
     grpc_server = GrpcServer(gate)
     http_api = None if settings.http is None else HttpApi(gate)
     try:
         await grpc_server.start(settings.grpc.address, settings.grpc.port, settings.tls)
         if http_api is not None and settings.http is not None:
             await http_api.start(settings.http.address, settings.http.port, settings.tls)
-        _announce(settings, grpc_server, http_api)
-        await signals.first.wait()
-        await gate.drain(settings.drain_timeout_s, signals.second)
-        await _close_doors(grpc_server, http_api, 0.0 if signals.second.is_set() else FAREWELL_S)
+        addresses = _announce(settings, grpc_server, http_api)
+        if settings.ready_file is not None:
+            tasks.append(asyncio.create_task(_report(gate, settings.ready_file, addresses)))
+        await first.wait()
+        await gate.drain(settings.drain_timeout_s, second)
+        await _close_doors(grpc_server, http_api, 0.0 if second.is_set() else FAREWELL_S)
     finally:
-        _withdraw(settings)
         for task in tasks:
             task.cancel()
+        if settings.ready_file is not None:
+            settings.ready_file.unlink(missing_ok=True)
         await gate.close()
         await _close_doors(grpc_server, http_api, 0.0)
 
@@ -81,7 +81,8 @@ async def _close_doors(grpc_server: GrpcServer, http_api: HttpApi | None, grace_
     await asyncio.gather(*closing)
 
 
-def _announce(settings: GateSettings, grpc_server: GrpcServer, http_api: HttpApi | None) -> None:
+def _announce(settings: GateSettings, grpc_server: GrpcServer, http_api: HttpApi | None) -> dict[str, str]:
+    """The addresses, as the ready file holds them. Raises ``ConfigError`` where none can be written."""
     addresses = {"grpc": _reachable(settings.grpc, grpc_server.port)}
     if http_api is not None and settings.http is not None:
         addresses["http"] = _reachable(settings.http, http_api.port)
@@ -93,24 +94,23 @@ def _announce(settings: GateSettings, grpc_server: GrpcServer, http_api: HttpApi
             )
     if settings.ready_file is not None:
         try:
-            settings.ready_file.write_text(json.dumps(addresses), encoding="utf-8")
+            write_whole(settings.ready_file, json.dumps({**addresses, "ready": False}).encode())
         except OSError as error:
             raise ConfigError(f"The ready file {settings.ready_file} cannot be written ({error.strerror}); choose another one.") from None
+    return addresses
 
 
-async def _beat(ready_file: Path | None) -> None:
-    """A busy gate is not a dead one: as long as this event loop turns, the ready file is young."""
+async def _report(gate: Gate, ready_file: Path, addresses: Mapping[str, str]) -> None:
+    """Keep the file true, and young: a busy gate is not a dead one as long as this event loop turns."""
+    told = False
     while True:
-        await asyncio.sleep(HEARTBEAT_S)
-        if ready_file is not None:
-            with contextlib.suppress(OSError):  # not written yet, or withdrawn
+        with contextlib.suppress(OSError):  # the next time comes soon
+            if gate.is_ready is told:
                 os.utime(ready_file)
-
-
-def _withdraw(settings: GateSettings) -> None:
-    if settings.ready_file is not None:
-        with contextlib.suppress(OSError):
-            settings.ready_file.unlink()
+            else:
+                write_whole(ready_file, json.dumps({**addresses, "ready": gate.is_ready}).encode())
+                told = gate.is_ready
+        await asyncio.sleep(HEARTBEAT_S)
 
 
 def _reachable(listen: Listen, port: int) -> str:

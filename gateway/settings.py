@@ -4,40 +4,44 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from bistream.config import SERVER_DRAIN_TIMEOUT_S, RuntimeConfig
 from bistream.contract.audio import REFERENCE_SAMPLE_RATE, UPSTREAM_SAMPLE_RATE
 
 MIB = 1024 * 1024
+Number = TypeVar("Number", int, float)
+
+
+def _limit(default: Number, meaning: str) -> Number:
+    """meaning: for people, behind the name of the option."""
+    return field(default=default, metadata={"meaning": meaning})
 
 
 @dataclass(frozen=True)
 class GateLimits:
-    """What one client may take. 0 is no limit, where the comment says so.
+    """What clients may take: each is an option of the gate and of the keeper."""
 
-    A *holder* is the API key of a request, and its address; both are counted.
-    """
-
-    max_text_bytes: int = 4 * RuntimeConfig.max_text_chars  # of one session, all pieces together
-    max_recording_s: float = 2 * RuntimeConfig.max_reference_s  # of the tensor, its padding included; the models check the rest
-    max_message_bytes: int = 6 * MIB  # of one gRPC message: the longest recording and the longest text
-    max_input_bytes: int = 512 * MIB  # of requests on their way, until Triton has them, all clients together; an address may take a quarter
-    max_json_bytes: int = 1_000_000  # of the JSON of an HTTP request
-    max_json_depth: int = 8
-    max_silence_s: float = 60.0  # a session may go without speakable text and without audio; empty pieces renew nothing
-    max_unread_audio_s: float = RuntimeConfig.max_unread_audio_s + 30.0  # of one session: the models run that far ahead of the listener
-    sample_rate: int = UPSTREAM_SAMPLE_RATE  # of the audio; a keeper reads it from the model repository
-    max_output_bytes: int = 1024 * MIB  # of audio kept for clients that do not read, all together; 0: no limit
-    max_unanswered: int = 256  # requests of one stream; then the gate reads no more of them
-    max_sessions: int = 4096  # of the gate
-    sessions_per_key: int = 256  # live ones; 0: no limit
-    sessions_per_address: int = 256  # live ones; 0: no limit
-    starts_per_second: float = 64.0  # new sessions per holder, steadily; 0: no limit
-    start_burst: int = 256  # new sessions per holder at once
-    streams_per_address: int = 512  # open calls of an API key, or of an address without one; 0: no limit
-    max_streams: int = 8192  # open calls of the gate
-    stall_timeout_s: float = 120.0  # a stream whose client takes nothing for so long is ended
-    idle_stream_timeout_s: float = 600.0  # a stream without a session is ended after this time
+    max_text_bytes: int = _limit(4 * RuntimeConfig.max_text_chars, "of one session's text, all pieces together")
+    max_recording_s: float = _limit(2 * RuntimeConfig.max_reference_s, "of a reference recording, its padding included")
+    max_message_bytes: int = _limit(6 * MIB, "of one gRPC message, and of one HTTP body with binary tensors")
+    max_input_bytes: int = _limit(512 * MIB, "of unfinished requests, all clients together; one address may take a quarter; 0: no limit")
+    max_json_bytes: int = _limit(1_000_000, "of the JSON of one HTTP request")
+    max_json_depth: int = _limit(8, "of lists and objects within each other in JSON")
+    max_silence_s: float = _limit(60.0, "a session may go without text that can be spoken and without audio")
+    max_unread_audio_s: float = _limit(RuntimeConfig.max_unread_audio_s + 30.0, "of one session, kept for a client that does not read")
+    sample_rate: int = _limit(UPSTREAM_SAMPLE_RATE, "samples per second of the server's audio")
+    max_output_bytes: int = _limit(1024 * MIB, "of audio that clients have not read, all together; 0: no limit")
+    max_unanswered: int = _limit(256, "requests of one stream; then no more of them are read")
+    max_sessions: int = _limit(4096, "live sessions of the gate")
+    sessions_per_key: int = _limit(256, "live sessions of one API key; 0: no limit")
+    sessions_per_address: int = _limit(256, "live sessions of one address; 0: no limit")
+    starts_per_second: float = _limit(64.0, "new sessions of one key or address, steadily; 0: no limit")
+    start_burst: int = _limit(256, "new sessions of one key or address at once")
+    streams_per_address: int = _limit(512, "open calls of one API key, or of one address without a key; 0: no limit")
+    max_streams: int = _limit(8192, "open calls of the gate")
+    stall_timeout_s: float = _limit(120.0, "a stream whose client takes nothing is ended after it")
+    idle_stream_timeout_s: float = _limit(600.0, "a stream without a session is ended after it")
 
     @property
     def max_recording_samples(self) -> int:
@@ -46,13 +50,12 @@ class GateLimits:
 
 @dataclass(frozen=True)
 class UpstreamSettings:
-    """Triton's gRPC address, and when it counts as hanging. Its readiness is asked every ``poll_interval_s``."""
+    """Triton's gRPC address. Its readiness is asked every ``poll_interval_s``; a server that hangs is replaced by the keeper."""
 
     address: str = "127.0.0.1:8011"
     poll_interval_s: float = 0.25
     poll_timeout_s: float = 1.0
     hold_file: Path | None = None  # while it exists, Triton does not count as ready: whoever keeps both is still looking at it
-    max_silence_s: float = 13.0  # a stop of 12 s is survived; after it, the sessions are told within 15 s
 
 
 @dataclass(frozen=True)

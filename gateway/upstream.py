@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -49,31 +48,18 @@ class UpstreamLost(Exception):
     """The stream to Triton has broken, or could not be opened."""
 
 
-class UpstreamStream(Protocol):
+class UpstreamStream:
     """One ``ModelStreamInfer`` call."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._finishing: asyncio.Task[None] | None = None
 
     async def receive(self, consumer: Callable[[bytes], None]) -> None:
         """Give every response to ``consumer`` as it comes, until the server has ended the stream properly. Raises ``UpstreamLost``.
 
         consumer: raises nothing.
         """
-
-    async def write(self, data: bytes) -> None:
-        """Returns when there is room for more. Raises ``UpstreamLost``. One at a time; a task that is cancelled here cancels the stream."""
-
-    def finish(self) -> None:
-        """No more requests. Idempotent; not while ``write`` is under way."""
-
-    def cancel(self) -> None:
-        """Idempotent, and without effect on a stream that has ended."""
-
-
-class _Stream:
-    def __init__(self, call: Any) -> None:
-        self._call = call
-        self._finishing: asyncio.Task[None] | None = None
-
-    async def receive(self, consumer: Callable[[bytes], None]) -> None:
         try:
             while (data := await self._call.read()) is not grpc.aio.EOF:
                 consumer(data)
@@ -81,12 +67,14 @@ class _Stream:
             raise _loss(error) from None
 
     async def write(self, data: bytes) -> None:
+        """Returns when there is room for more. Raises ``UpstreamLost``. One at a time; a task that is cancelled here cancels the stream."""
         try:
             await self._call.write(data)
         except BaseException as error:
             raise _loss(error) from None
 
     def finish(self) -> None:
+        """No more requests. Idempotent; not while ``write`` is under way."""
         if self._finishing is None:
             self._finishing = asyncio.create_task(self._finish())
 
@@ -97,6 +85,7 @@ class _Stream:
             return  # the reading side says why
 
     def cancel(self) -> None:
+        """Idempotent, and without effect on a stream that has ended."""
         self._call.cancel()
 
 
@@ -108,32 +97,18 @@ def _loss(error: BaseException) -> BaseException:
     return UpstreamLost() if isinstance(error, grpc.RpcError | grpc.aio.BaseError | asyncio.InvalidStateError) else error
 
 
-class CallFailed(Exception):
-    """The server ended a call with this status, or could not be reached (``UNAVAILABLE``)."""
-
-    def __init__(self, status: grpc.StatusCode, details: str = "") -> None:
-        super().__init__(details)
-        self.status = status
-        self.details = details
-
-
 class Upstream:
-    """Made in the running event loop. ``watch`` must run as a task.
+    """Made in the running event loop. ``watch`` must run as a task."""
 
-    on_silence: called once Triton has not answered for ``max_silence_s``.
-    """
-
-    def __init__(self, settings: UpstreamSettings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: UpstreamSettings) -> None:
         self._settings = settings
-        self._clock = clock
         self._channel = grpc.aio.insecure_channel(settings.address, options=CHANNEL_OPTIONS)
         self._open = self._channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
         self.is_ready = False
-        self.on_silence: Callable[[], None] = lambda: None
 
     def open_stream(self) -> UpstreamStream:
         """Never waits: that Triton cannot be reached shows when the stream is read."""
-        return _Stream(self._open())
+        return UpstreamStream(self._open())
 
     async def infer(self, data: bytes) -> Any:
         """One ``ModelInfer`` call: a ``ModelInferResponse``. Raises ``BistreamError``. Cancelling the task cancels the call."""
@@ -153,44 +128,29 @@ class Upstream:
             return response_type.FromString(await self._call(method, data, timeout_s))
         except (DecodeError, TimeoutError):
             raise EngineError(FAILED) from None
-        except CallFailed as failure:
-            raise _public_failure(failure) from None
+        except grpc.aio.AioRpcError as failure:
+            raise _public_failure(failure.code(), failure.details() or "") from None
 
     async def _call(self, method: str, data: bytes, timeout_s: float | None) -> bytes:
-        """Raises ``CallFailed`` and ``TimeoutError``."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                return bytes(await self._channel.unary_unary(f"/{SERVICE}/{method}")(data))
-        except grpc.aio.AioRpcError as error:
-            raise CallFailed(error.code(), error.details() or "") from None
+        """Raises gRPC's ``AioRpcError``, and ``TimeoutError``."""
+        async with asyncio.timeout(timeout_s):
+            return bytes(await self._channel.unary_unary(f"/{SERVICE}/{method}")(data))
 
     async def watch(self) -> None:
         """Keep ``is_ready`` true to the server's own word, and the hold file's. Runs until it is cancelled."""
-        settings, silent_s, failures = self._settings, 0.0, 0
-        longest_s = settings.poll_timeout_s + 2 * settings.poll_interval_s  # of one round; more is this process standing still
-        began, has_answered = self._clock(), False
+        address, failures = self._settings.address, 0
         while True:
-            was_silent_s = silent_s
             try:
-                is_ready, silent_s, failures = await self._ask_ready(), 0.0, 0
-                has_answered = True
+                is_ready, failures = await self._ask_ready(), 0
             except Exception as failure:  # whatever a server does, the watch goes on
-                if not isinstance(failure, CallFailed | TimeoutError):
-                    logger.exception("the server at %s could not be asked", settings.address)
+                if not isinstance(failure, grpc.aio.AioRpcError | TimeoutError):
+                    logger.exception("the server at %s could not be asked", address)
                 failures += 1
                 is_ready = self.is_ready and failures < 2 and isinstance(failure, TimeoutError)
-                silent_s += min(self._clock() - began, longest_s)
             if is_ready is not self.is_ready:
-                logger.info("the server at %s %s", settings.address, "is ready" if is_ready else "is not ready")
+                logger.info("the server at %s %s", address, "is ready" if is_ready else "is not ready")
             self.is_ready = is_ready
-            if was_silent_s <= settings.max_silence_s < silent_s:
-                if has_answered:
-                    logger.error("the server at %s has not answered for %.1f s; its sessions are ended", settings.address, silent_s)
-                else:
-                    logger.info("the server at %s has not answered in the first %.1f s; it may be starting", settings.address, silent_s)
-                self.on_silence()
-            began = self._clock()
-            await asyncio.sleep(settings.poll_interval_s)
+            await asyncio.sleep(self._settings.poll_interval_s)
 
     async def _ask_ready(self) -> bool:
         question = service_pb2.ServerReadyRequest().SerializeToString()
@@ -215,9 +175,9 @@ def public_error(message: str) -> BistreamError:
     return EngineError(FAILED)
 
 
-def _public_failure(failure: CallFailed) -> BistreamError:
-    if failure.status == grpc.StatusCode.UNAVAILABLE and parse_error(failure.details).code not in ERRORS_BY_CODE:
+def _public_failure(status: grpc.StatusCode, details: str) -> BistreamError:
+    if status == grpc.StatusCode.UNAVAILABLE and parse_error(details).code not in ERRORS_BY_CODE:
         return EngineError(UNREACHABLE)
-    if failure.status == grpc.StatusCode.UNIMPLEMENTED:
+    if status == grpc.StatusCode.UNIMPLEMENTED:
         return WrongCallError("This model streams; call it with ModelStreamInfer over gRPC.")
-    return public_error(failure.details)
+    return public_error(details)

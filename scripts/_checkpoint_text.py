@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bistream.checkpoints.config import CausalVocoderConfig, CheckpointConfig, DitFlowConfig, FlowConfig, LanguageModelConfig, VocoderConfig
+from bistream.checkpoints.qwen2 import qwen2_config
 from bistream.families.family import Family
 
 _DIT_SIZES = ("dim", "depth", "heads", "dim_head", "ff_mult", "mel_dim", "mu_dim", "spk_dim")
@@ -208,26 +209,5 @@ hift: !new:cosyvoice.hifigan.generator.{causal}HiFTGenerator
 
 
 def qwen2_config_json(llm: LanguageModelConfig) -> str:
-    """``config.json`` of a Hugging Face Qwen2 model."""
-    values = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "attention_dropout": 0.0,
-        "hidden_act": "silu",
-        "hidden_size": llm.hidden_size,
-        "initializer_range": 0.02,
-        "intermediate_size": llm.intermediate_size,
-        "max_position_embeddings": llm.max_position_embeddings,
-        "max_window_layers": llm.num_hidden_layers,
-        "model_type": "qwen2",
-        "num_attention_heads": llm.num_attention_heads,
-        "num_hidden_layers": llm.num_hidden_layers,
-        "num_key_value_heads": llm.num_key_value_heads,
-        "rms_norm_eps": llm.rms_norm_eps,
-        "rope_theta": llm.rope_theta,
-        "tie_word_embeddings": True,
-        "torch_dtype": "float32",
-        "use_cache": True,
-        "use_sliding_window": False,
-        "vocab_size": llm.text_vocab_size,
-    }
-    return json.dumps(values, indent=2) + "\n"
+    """``config.json`` of ``CosyVoice-BlankEN``."""
+    return json.dumps(qwen2_config(llm, llm.text_vocab_size, "float32"), indent=2) + "\n"

@@ -85,15 +85,7 @@ def writers(size: CodecFiles, drawer: Drawer) -> dict[str, Callable[[Path], obje
     }
 
 
-def write_codec_files(directory: Path, size: CodecFiles, drawer: Drawer) -> None:
-    """All of them, into a directory that exists."""
-    for name, write in writers(size, drawer).items():
-        (directory / name).parent.mkdir(exist_ok=True)
-        write(directory / name)
-
-
 RESIDUAL_GAIN = 0.4  # of the branches that a residual adds
-MODULATION_GAIN = 0.3  # of scales and shifts that a condition makes
 RELU_MEAN, RELU_VARIANCE = 0.4, 0.34  # of the positive part of a normal number
 WAVE_GAIN = 0.1  # of the last convolution: samples before the tanh have about this deviation
 

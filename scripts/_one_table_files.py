@@ -16,10 +16,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 
 from bistream.checkpoints.one_table import OneTableConfig
+from bistream.checkpoints.qwen2 import qwen2_config
 from bistream.text.tokenizer import make_pre_tokenizer
 from bistream.text2token.one_table.weights import FILE_NAME, TABLE, expected_shapes
 from scripts._random_weights import Drawer, Scale, Shape, common_scale, fan_in_scale
-from scripts._tokenizer_files import make_vocabulary
+from scripts._tokenizer_files import FLAGS, make_vocabulary, qwen2_tokenizer_config
 
 Writers = dict[str, Callable[[Path], object]]
 NUM_SPECIAL = 14  # of Qwen2.5's added tokens, those that decoding leaves out
@@ -70,63 +71,23 @@ def _tokenizer(vocabulary: dict[str, int], merges: list[tuple[str, str]], config
 
 
 def _qwen2_config(config: OneTableConfig) -> dict[str, Any]:
-    tokens = config.tokens
-    return {
-        "architectures": ["Qwen2ForCausalLM"],
-        "attention_dropout": 0.0,
-        "bos_token_id": tokens.first,
-        "eos_token_id": tokens.stop,
-        "hidden_act": "silu",
-        "hidden_size": config.hidden_size,
-        "initializer_range": 0.02,
-        "intermediate_size": config.intermediate_size,
-        "max_position_embeddings": config.max_position_embeddings,
-        "max_window_layers": config.num_hidden_layers,
-        "model_type": "qwen2",
-        "num_attention_heads": config.num_attention_heads,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_key_value_heads": config.num_key_value_heads,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
-        "sliding_window": config.max_position_embeddings,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-        "transformers_version": "4.43.1",
-        "use_cache": True,
-        "use_sliding_window": False,
-        "vocab_size": config.table_size,
-    }
-
-
-def _flags(special: bool) -> dict[str, bool]:
-    return {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": special}
+    ids = {"bos_token_id": config.tokens.first, "eos_token_id": config.tokens.stop}
+    window = config.max_position_embeddings
+    return qwen2_config(config, config.table_size, "bfloat16", sliding_window=window, transformers_version="4.43.1", **ids)
 
 
 def _tokenizer_config(config: OneTableConfig, added: dict[str, int]) -> dict[str, Any]:
     names = config.tokens.names
+    ends = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     return {
         "add_bos_token": False,
-        "add_prefix_space": False,
-        "added_tokens_decoder": {
-            str(number): {"content": name, **_flags(place < NUM_SPECIAL)} for place, (name, number) in enumerate(added.items())
-        },
-        "additional_special_tokens": list(names[1:NUM_SPECIAL]),
-        "bos_token": None,
-        "clean_up_tokenization_spaces": False,
-        "eos_token": "<|im_end|>",
-        "errors": "replace",
-        "model_max_length": 131072,
-        "pad_token": "<|endoftext|>",
-        "split_special_tokens": False,
-        "tokenizer_class": "Qwen2Tokenizer",
-        "unk_token": None,
+        **qwen2_tokenizer_config(added, names[1:NUM_SPECIAL], model_max_length=131072, **ends),
     }
 
 
 def _special_tokens_map(config: OneTableConfig) -> dict[str, Any]:
-    flags = {key: value for key, value in _flags(True).items() if key != "special"}
     return {
         "additional_special_tokens": list(config.tokens.names[1:NUM_SPECIAL]),
-        "eos_token": {"content": "<|im_end|>", **flags},
-        "pad_token": {"content": "<|endoftext|>", **flags},
+        "eos_token": {"content": "<|im_end|>", **FLAGS},
+        "pad_token": {"content": "<|endoftext|>", **FLAGS},
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bistream.families.cosyvoice2 import BASE_TOKENS, COSYVOICE2, TEXT_DIRECTORY
@@ -102,23 +103,32 @@ def make_vocabulary(vocab_size: int) -> tuple[dict[str, int], list[tuple[str, st
     return vocabulary, merges
 
 
-def tokenizer_config(vocab_size: int) -> dict[str, object]:
-    """Content of ``tokenizer_config.json``: Qwen2's, whose three special tokens follow the base vocabulary."""
-    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+FLAGS = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+
+
+def qwen2_tokenizer_config(added: Mapping[str, int], special: Sequence[str], **more: object) -> dict[str, object]:
+    """Content of ``tokenizer_config.json``. added: ids of the tokens behind the base vocabulary. special: those that decoding leaves out,
+    beside the first of ``added``. more: which of them ends and pads, and the longest text."""
+    left_out = {next(iter(added)), *special}
     return {
         "add_prefix_space": False,
-        "added_tokens_decoder": {str(vocab_size + index): {"content": token, **flags} for index, token in enumerate(BASE_TOKENS)},
-        "additional_special_tokens": list(BASE_TOKENS[1:]),
+        "added_tokens_decoder": {str(number): {"content": name, **FLAGS, "special": name in left_out} for name, number in added.items()},
+        "additional_special_tokens": list(special),
         "bos_token": None,
         "clean_up_tokenization_spaces": False,
-        "eos_token": BASE_TOKENS[0],
         "errors": "replace",
-        "model_max_length": 32768,
-        "pad_token": BASE_TOKENS[0],
         "split_special_tokens": False,
         "tokenizer_class": "Qwen2Tokenizer",
         "unk_token": None,
+        **more,
     }
+
+
+def tokenizer_config(vocab_size: int) -> dict[str, object]:
+    """Qwen2's, whose three special tokens follow the base vocabulary."""
+    added = {token: vocab_size + index for index, token in enumerate(BASE_TOKENS)}
+    ends = {"eos_token": BASE_TOKENS[0], "pad_token": BASE_TOKENS[0]}
+    return qwen2_tokenizer_config(added, BASE_TOKENS[1:], model_max_length=32768, **ends)
 
 
 def write_tokenizer_files(directory: Path, vocab_size: int) -> None:

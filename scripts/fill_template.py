@@ -12,7 +12,6 @@ It needs only Python; if tritonclient is installed, the result is also parsed as
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -27,8 +26,7 @@ class TemplateError(Exception):
 
 
 def placeholders(template: str) -> set[str]:
-    """Names of all placeholders outside comments."""
-    return set(PLACEHOLDER.findall(_without_comments(template)))
+    return set(PLACEHOLDER.findall(template))
 
 
 def fill(template: str, values: Mapping[str, str], origin: str = "the template") -> str:
@@ -41,51 +39,29 @@ def fill(template: str, values: Mapping[str, str], origin: str = "the template")
         raise TemplateError(f"{origin} has no placeholder {', '.join(unknown)}; it has {', '.join(sorted(wanted))}.")
     if missing:
         raise TemplateError(f"{origin} needs a value for {', '.join(missing)}.")
-    lines = [_fill_line(line, values) for line in template.splitlines()]
-    text = "\n".join(lines) + "\n"
-    if "${" in _without_comments(text):
+
+    def literal(match: re.Match[str]) -> str:
+        line = template[template.rfind("\n", 0, match.start()) + 1 : match.start()]
+        is_quoted = re.findall(r'\\.|"', line).count('"') % 2 == 1  # an escaped quote opens no string
+        return _literal(match[1], values[match[1]], is_quoted)
+
+    text = PLACEHOLDER.sub(literal, template)
+    if "${" in text:
         raise TemplateError(f"{origin} still holds '${{' after filling; a placeholder is written ${{name}}.")
     check_model_config(text, origin)
     return text
 
 
-def _fill_line(line: str, values: Mapping[str, str]) -> str:
-    code, comment = _split_comment(line)
-
-    def substitute(match: re.Match[str]) -> str:
-        quoted = _open_quote(code[: match.start()])
-        return _literal(match[1], values[match[1]], quoted)
-
-    return PLACEHOLDER.sub(substitute, code) + comment
-
-
-def _literal(name: str, value: str, quoted: bool) -> str:
+def _literal(name: str, value: str, is_quoted: bool) -> str:
     if any(ord(character) < 32 for character in value):
         raise TemplateError(f"The value of {name} holds a control character; remove it.")
     if "${" in value:
         raise TemplateError(f"The value of {name} holds '${{', a variable that was not replaced; give its value.")
-    if quoted:
+    if is_quoted:
         return value.replace("\\", "\\\\").replace('"', '\\"')
     if BARE_VALUE.match(value) is None:
         raise TemplateError(f"The value of {name} is {value!r}; a number or a word is needed there.")
     return value
-
-
-def _open_quote(text: str) -> bool:
-    """Whether ``text`` ends inside a string literal."""
-    return re.findall(r'\\.|"', text).count('"') % 2 == 1  # an escaped quote does not open a string
-
-
-def _split_comment(line: str) -> tuple[str, str]:
-    """A line's code and its comment (from the first # outside quotes)."""
-    for position, character in enumerate(line):
-        if character == "#" and not _open_quote(line[:position]):
-            return line[:position], line[position:]
-    return line, ""
-
-
-def _without_comments(text: str) -> str:
-    return "\n".join(_split_comment(line)[0] for line in text.splitlines())
 
 
 def check_model_config(text: str, origin: str) -> None:
@@ -103,26 +79,18 @@ def check_model_config(text: str, origin: str) -> None:
 
 def parse_pairs(text: str) -> dict[str, str]:
     """``key:value,key:value`` with \\, and \\\\ inside values."""
-    return _collect((pair, ":") for pair in _split_unescaped(text) if pair)
+    parts = re.findall(r"(?:[^\\,]|\\.?)+", text, re.DOTALL)
+    return _collect((re.sub(r"\\([\\,:])", r"\1", part) for part in parts), ":")
 
 
-def _split_unescaped(text: str) -> list[str]:
-    parts = [""]
-    characters = iter(text)
-    for character in characters:
-        if character == "\\":
-            following = next(characters, "")
-            parts[-1] += following if following in ("\\", ",", ":") else "\\" + following
-        elif character == ",":
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
+def parse_settings(settings: Iterable[str]) -> dict[str, str]:
+    """``key=value`` items as they come from ``--set``; nothing is escaped."""
+    return _collect(settings, "=")
 
 
-def _collect(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+def _collect(pairs: Iterable[str], separator: str) -> dict[str, str]:
     values: dict[str, str] = {}
-    for pair, separator in pairs:
+    for pair in pairs:
         key, found, value = pair.partition(separator)
         if not found or not key:
             raise TemplateError(f"{pair!r} is not key{separator}value; a comma inside a value is written \\, in the key:value form.")
@@ -130,17 +98,6 @@ def _collect(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
             raise TemplateError(f"{key} is given twice.")
         values[key] = value
     return values
-
-
-def parse_settings(settings: Iterable[str]) -> dict[str, str]:
-    """``key=value`` items as they come from ``--set``; nothing is escaped."""
-    return _collect((setting, "=") for setting in settings)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -154,10 +111,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.in_place and options.out:
         parser.error("give -i or --out, not both")
     try:
-        values = _collect([(pair, ":") for pair in _split_unescaped(options.pairs) if pair] + [(item, "=") for item in options.settings])
+        values = {**parse_pairs(options.pairs), **parse_settings(options.settings)}
         text = fill(options.file.read_text(encoding="utf-8"), values, origin=str(options.file))
         if options.in_place or options.out:
-            write_atomically(options.out or options.file, text)
+            (options.out or options.file).write_text(text, encoding="utf-8")
         else:
             sys.stdout.write(text)
     except (TemplateError, OSError, UnicodeDecodeError) as error:

@@ -155,7 +155,7 @@ def make_checkpoint(directory: Path, size: str = "tiny", seed: int = 0, device: 
     try:
         partial.chmod(0o755)  # mkdtemp makes it private
         if family in ONE_TABLE_SIZES:
-            _write_all(partial, _one_table_writers(ONE_TABLE_SIZES[family][size], Drawer(seed, device)))
+            write_all(partial, _one_table_writers(ONE_TABLE_SIZES[family][size], Drawer(seed, device)))
         else:
             _write_files(partial, FAMILY_SIZES[family][size], Drawer(seed, device))
         partial.rename(directory)
@@ -182,7 +182,7 @@ def _write_files(directory: Path, size: CheckpointSize, drawer: Drawer) -> None:
     }
     if size.has_speaker_table:
         writers["spk2info.pt"] = lambda path: torch.save({DEFAULT_SPEAKER_ID: _random_speaker(config, drawer)}, path)
-    _write_all(directory, writers)
+    write_all(directory, writers)
 
 
 def _one_table_writers(size: OneTableSize, drawer: Drawer) -> dict[str, Callable[[Path], object]]:
@@ -193,7 +193,7 @@ def _one_table_writers(size: OneTableSize, drawer: Drawer) -> dict[str, Callable
     }
 
 
-def _write_all(directory: Path, writers: Mapping[str, Callable[[Path], object]]) -> None:
+def write_all(directory: Path, writers: Mapping[str, Callable[[Path], object]]) -> None:
     for name, write in tqdm(writers.items(), desc="drawing weights", unit="file", leave=False, delay=2, disable=None):
         (directory / name).parent.mkdir(exist_ok=True)
         write(directory / name)

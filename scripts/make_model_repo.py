@@ -33,25 +33,18 @@ from scripts.fill_template import TemplateError, fill, parse_settings, placehold
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = "# Generated from templates/{model}/config.pbtxt by scripts/make_model_repo.py; do not edit."
-OF_THE_CHECKPOINT = (
-    "model_family",
-    "languages",
-    "can_be_instructed",
-    "sample_rate",
-    "tokens_per_second",
-    "text_unit",
-)  # clients may read them
-# Which engine runs the language model; the models of the repository are the same in every profile.
-PROFILES: dict[str, dict[str, str]] = {"torch": {"engine": "torch"}, "tensorrt_llm": {"engine": "tensorrt_llm"}}
+# Clients may read them.
+OF_THE_CHECKPOINT = ("model_family", "languages", "can_be_instructed", "sample_rate", "tokens_per_second", "text_unit")
+PROFILES = ("tensorrt_llm", "torch")  # which engine runs the language model; the models of the repository are the same in both
 
 
 class RepositoryError(Exception):
     """The repository cannot be made; the message says what to change."""
 
 
-def template_names(root: Path = ROOT) -> list[str]:
+def template_names() -> list[str]:
     """Names of all models, from their templates."""
-    return sorted(path.parent.name for path in (root / "templates").glob("*/config.pbtxt"))
+    return sorted(path.parent.name for path in (ROOT / "templates").glob("*/config.pbtxt"))
 
 
 def model_names(model_dir: str | Path = "") -> list[str]:
@@ -60,10 +53,10 @@ def model_names(model_dir: str | Path = "") -> list[str]:
     return [name for name in template_names() if name not in others]
 
 
-def default_values(root: Path = ROOT) -> dict[str, str]:
+def default_values() -> dict[str, str]:
     """Default of every placeholder; ``model_dir`` has none."""
     runtime = {field.name: _text(field.default) for field in dataclasses.fields(RuntimeConfig) if field.name != "model_dir"}
-    server = json.loads((root / "templates" / "defaults.json").read_text(encoding="utf-8"))
+    server = json.loads((ROOT / "templates" / "defaults.json").read_text(encoding="utf-8"))
     return {**runtime, **server}
 
 
@@ -86,9 +79,9 @@ def split_settings(settings: Mapping[str, str], models: Iterable[str]) -> tuple[
     return shared, own
 
 
-def model_values(models: Iterable[str], settings: Mapping[str, str], profile: str, root: Path = ROOT) -> dict[str, dict[str, str]]:
+def model_values(models: Iterable[str], settings: Mapping[str, str], profile: str) -> dict[str, dict[str, str]]:
     """The values of every model's placeholders. A setting that no template uses is an error."""
-    wanted = {model: placeholders(read_template(model, root)) for model in models}
+    wanted = {model: placeholders(read_template(model)) for model in models}
     shared, own = split_settings(settings, wanted)
     unused = sorted(key for key in shared if not any(key in names for names in wanted.values()))
     if unused:
@@ -98,7 +91,7 @@ def model_values(models: Iterable[str], settings: Mapping[str, str], profile: st
     for name in OF_THE_CHECKPOINT:
         if any(name in given for given in (shared, *own.values())):
             raise RepositoryError(f"--set {name}: it follows from the model directory; leave it out.")
-    base = {**default_values(root), **PROFILES[profile], **shared}
+    base = {**default_values(), "engine": profile, **shared}
     if not base.get("model_dir"):
         raise RepositoryError("The model directory is not set; give --model-dir.")
     values = {}
@@ -129,22 +122,18 @@ def check_runtime_config(values: Mapping[str, str]) -> None:
 
 
 def check_values(values: Mapping[str, Mapping[str, str]]) -> None:
-    """Reject what no server could serve. Raises ``ConfigError`` and ``CheckpointError``."""
-    check_engine(values)
-    check_model_dirs(values)
-    check_merged(values)
-
-
-def check_engine(values: Mapping[str, Mapping[str, str]]) -> None:
-    """Reject an engine that this Python, which runs the models, does not have. Raises ``ConfigError``."""
-    if values.get("llm_bistream", {}).get("engine") == "tensorrt_llm":
+    """Reject what the server would refuse after minutes and in the midst of its log. Raises ``ConfigError`` and ``CheckpointError``."""
+    language_model = values.get("llm_bistream", {})
+    if language_model.get("engine") == "tensorrt_llm":
         check_installed()
+    for model_dir in sorted({given["model_dir"] for given in values.values() if "model_dir" in given}):
+        check_model_dir(Path(model_dir))
+    check_merged(language_model)
 
 
-def check_merged(values: Mapping[str, Mapping[str, str]]) -> None:
+def check_merged(model: Mapping[str, str]) -> None:
     """Reject a merged checkpoint of another language model than that of the model directory, which would speak with the wrong one; one that
-    no conversion has made is taken as it is. Raises ``ConfigError``."""
-    model = values.get("llm_bistream", {})
+    no conversion has made is taken as it is. model: settings of ``llm_bistream``. Raises ``ConfigError``."""
     if model.get("engine") != "tensorrt_llm" or not model["engine_dir"]:
         return
     made_of = read_record(Path(model["engine_dir"])).get(MADE_OF)
@@ -156,20 +145,14 @@ def check_merged(values: Mapping[str, Mapping[str, str]]) -> None:
         )
 
 
-def check_model_dirs(values: Mapping[str, Mapping[str, str]]) -> None:
-    """Reject what the server would refuse after minutes and in the midst of its log. Raises ``CheckpointError``."""
-    for model_dir in sorted({given["model_dir"] for given in values.values() if "model_dir" in given}):
-        check_model_dir(Path(model_dir))
-
-
-def read_template(model: str, root: Path = ROOT) -> str:
-    path = root / "templates" / model / "config.pbtxt"
+def read_template(model: str) -> str:
+    path = ROOT / "templates" / model / "config.pbtxt"
     if not path.is_file():
-        raise RepositoryError(f"templates/{model}/config.pbtxt does not exist; models are {', '.join(template_names(root))}.")
+        raise RepositoryError(f"templates/{model}/config.pbtxt does not exist; models are {', '.join(template_names())}.")
     return path.read_text(encoding="utf-8")
 
 
-def make(out: Path, values: Mapping[str, Mapping[str, str]], root: Path = ROOT) -> None:
+def make(out: Path, values: Mapping[str, Mapping[str, str]]) -> None:
     """Write the repository next to ``out`` and swap it in. An existing ``out`` must be one that this script made."""
     if out.exists():
         check_generated(out)
@@ -177,7 +160,7 @@ def make(out: Path, values: Mapping[str, Mapping[str, str]], root: Path = ROOT) 
     fresh, old = (out.with_name(f".{out.name}.{kind}.{os.getpid()}") for kind in ("new", "old"))
     try:
         for model, model_value in values.items():
-            write_model(fresh / model, model, model_value, root)
+            write_model(fresh / model, model, model_value)
         if out.exists():
             out.rename(old)
         fresh.rename(out)
@@ -186,12 +169,12 @@ def make(out: Path, values: Mapping[str, Mapping[str, str]], root: Path = ROOT) 
         shutil.rmtree(old, ignore_errors=True)
 
 
-def write_model(folder: Path, model: str, values: Mapping[str, str], root: Path) -> None:
-    known = placeholders(read_template(model, root))
+def write_model(folder: Path, model: str, values: Mapping[str, str]) -> None:
+    known = placeholders(read_template(model))
     values = {**values, **{name: value for name, value in of_the_checkpoint(values["model_dir"]).items() if name in known}}
     check_runtime_config(values)
-    text = fill(read_template(model, root), values, origin=f"templates/{model}/config.pbtxt")
-    shutil.copytree(root / "model_repo" / model, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    text = fill(read_template(model), values, origin=f"templates/{model}/config.pbtxt")
+    shutil.copytree(ROOT / "model_repo" / model, folder, ignore=shutil.ignore_patterns("__pycache__"))
     summary = [f"#   {key} = {value}" for key, value in sorted(values.items())]
     (folder / "config.pbtxt").write_text("\n".join([HEADER.format(model=model), *summary, text]), encoding="utf-8")
 
@@ -216,7 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "model_repo", help="folder to write (default build/model_repo)")
     parser.add_argument("--model-dir", help="a directory of CosyVoice2, CosyVoice3 or Spark-TTS, or one made by scripts/make_checkpoint.py")
-    parser.add_argument("--profile", choices=sorted(PROFILES), default="torch", help="engine of the language model (default torch)")
+    parser.add_argument("--profile", choices=PROFILES, default="torch", help="engine of the language model (default torch)")
     parser.add_argument("--models", default="", help="only these, separated by commas (default: all that serve the directory)")
     parser.add_argument(
         "--set", dest="settings", action="append", default=[], metavar="[MODEL.]KEY=VALUE", help="one value; may be repeated"

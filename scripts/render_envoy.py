@@ -13,7 +13,8 @@ from string import Template
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bistream.keeper.envoy_config import NOTHING, TEMPLATE, ProxySettings, ProxyTls, ServerAddress, by_name, envoy_config, transport
+from bistream.keeper.envoy_config import NOTHING, TEMPLATE, ProxySettings, ServerAddress, by_name, envoy_config, transport
+from gateway.settings import TlsSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 CHART_ENDPOINT = (
@@ -29,7 +30,7 @@ def rendered() -> dict[Path, str]:
 
 def chart_config() -> str:
     """The same as a template of Helm, which the chart fills from its values."""
-    files = ProxyTls(*(Path("/secrets/tls") / name for name in ("tls.crt", "tls.key", "ca.crt")))
+    files = TlsSettings(*(Path("/secrets/tls") / name for name in ("tls.crt", "tls.key", "ca.crt")))
     values = {
         "grpc_host": "0.0.0.0",
         "grpc_port": "{{ int .Values.ports.grpc }}",
@@ -48,7 +49,7 @@ def chart_config() -> str:
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(values)
 
 
-def _transport(files: ProxyTls, protocol: str) -> str:
+def _transport(files: TlsSettings, protocol: str) -> str:
     mutual, plain = transport(files, protocol), transport(replace(files, client_ca=None), protocol)
     conditions = "{{ if .Values.tls.clientCa }}", "{{ else if .Values.tls.existingSecret }}", "{{ else }}"
     return "".join(word for pair in zip(conditions, (mutual, plain, NOTHING), strict=True) for word in pair) + "{{ end }}"

@@ -25,7 +25,6 @@ import dataclasses
 import logging
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -40,7 +39,7 @@ from bistream.keeper.host_limits import prepare_host
 from bistream.keeper.metrics import KeeperMetrics
 from bistream.keeper.ready_file import ReadyFile
 from bistream.keeper.server_process import Interrupted, Ports, ServerSettings, TritonServer
-from bistream.keeper.server_start import Verify, verify_nothing
+from bistream.keeper.server_start import verify_nothing
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
 from bistream.processes.start_phases import interpreter_is_ready, phase, progress_in
 from gateway.options import add_client_arguments, check_client_arguments, limits_of, tls_of
@@ -152,11 +151,10 @@ def log_path(options: argparse.Namespace) -> Path | None:
     return given or Path(options.model_repository).absolute().parent / LOG_NAME
 
 
-def gate_settings(options: argparse.Namespace, server: ServerSettings, hold_file: Path) -> GateSettings:
-    """hold_file: closes the gate while the server is looked at."""
+def gate_settings(options: argparse.Namespace, server: ServerSettings) -> GateSettings:
     assert server.ports is not None
     return GateSettings(
-        upstream=UpstreamSettings(f"{LOOPBACK}:{server.ports.grpc}", hold_file=hold_file),
+        upstream=UpstreamSettings(f"{LOOPBACK}:{server.ports.grpc}"),
         limits=fit_limits(limits_of(options), server.model_repository),
         grpc=Listen(options.grpc_address, options.grpc_port),
         http=Listen(options.http_address, options.http_port),
@@ -168,20 +166,8 @@ def gate_settings(options: argparse.Namespace, server: ServerSettings, hold_file
 
 
 def supervisor_settings(options: argparse.Namespace) -> SupervisorSettings:
-    return SupervisorSettings(
-        probe_interval_s=options.probe_interval_s,
-        probe_timeout_s=options.probe_timeout_s,
-        max_restarts=options.max_restarts,
-        hang_timeout_s=options.hang_timeout_s,
-        drain_timeout_s=options.drain_timeout_s,
-    )
-
-
-def verification(options: argparse.Namespace) -> Verify:
-    """What a server must pass before it is ready."""
-    if options.no_golden:
-        return verify_nothing
-    return GoldenCheck(state_directory(options), options.probe_timeout_s)
+    """Each is an option of its own name."""
+    return SupervisorSettings(**{field.name: getattr(options, field.name) for field in dataclasses.fields(SupervisorSettings)})
 
 
 class Service:
@@ -193,11 +179,10 @@ class Service:
         self._options = options
         self._waiting: Waiting | None = None
         self._ready_file = ReadyFile(options.ready_file)
-        self._folder = tempfile.TemporaryDirectory(prefix="bistream-keeper-")
-        hold_file = Path(self._folder.name) / "hold"
-        self._gate = None if options.direct else KeptGate(gate_settings(options, settings, hold_file))
+        self._gate = None if options.direct else KeptGate(gate_settings(options, settings))
+        verify = verify_nothing if options.no_golden else GoldenCheck(state_directory(options), options.probe_timeout_s)
         self.supervisor = Supervisor(
-            settings, supervisor_settings(options), self._announce, self._ready_file.withdraw, gate=self._gate, verify=verification(options)
+            settings, supervisor_settings(options), self._announce, self._ready_file.withdraw, gate=self._gate, verify=verify
         )
 
     def run(self) -> int:
@@ -205,7 +190,6 @@ class Service:
         with contextlib.ExitStack() as stack:
             self._waiting = Waiting("the server starts")
             stack.callback(self._waiting.done)
-            stack.enter_context(self._folder)
             with phase("sharing of the GPU"):
                 stack.enter_context(shared_gpu(options.mps))
             if options.health_port is not None:

@@ -103,7 +103,7 @@ def option_words(name: str, action: argparse.Action, value: str) -> list[str]:
 
 def checked_profile(value: str) -> str:
     if value not in PROFILES:
-        raise VariableError(f"{PROFILE} is {value!r}; it is one of {', '.join(sorted(PROFILES))}.")
+        raise VariableError(f"{PROFILE} is {value!r}; it is one of {', '.join(PROFILES)}.")
     return value
 
 
@@ -120,11 +120,6 @@ def unknown(name: str, known: Iterable[str]) -> str:
     return f"{name} is not a setting; {advice}"
 
 
-def make_repository(plan: Plan) -> None:
-    """Raises ``RepositoryError``, ``TemplateError``, ``BistreamError`` and ``OSError``."""
-    make(plan.repository, model_values(model_names(plan.settings["model_dir"]), plan.settings, plan.profile))
-
-
 def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     if words in (["-h"], ["--help"]):
@@ -135,8 +130,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         plan = read_plan(os.environ)
-        check_values(model_values(model_names(plan.settings["model_dir"]), plan.settings, plan.profile))
-        make_repository(plan)
+        values = model_values(model_names(plan.settings["model_dir"]), plan.settings, plan.profile)
+        check_values(values)
+        make(plan.repository, values)
     except (VariableError, RepositoryError, TemplateError, BistreamError, OSError) as error:
         print(f"serve_from_environment.py: {error}", file=sys.stderr)
         return EXIT_FAILED

@@ -30,14 +30,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bistream.keeper.envoy_config import ProxySettings, ProxyTls, ServerAddress, envoy_config
+from bistream.keeper.envoy_config import ProxySettings, ServerAddress, envoy_config
 from bistream.keeper.gpu_sharing import DEVICES_VARIABLE, deal_out, visible_gpus
 from bistream.keeper.health import HealthServer
-from bistream.keeper.host import LOOPBACK, ServerError, free_ports, is_free, reachable, url
+from bistream.keeper.host import LOOPBACK, ServerError, check_free, free_ports, reachable, url
 from bistream.keeper.member_group import Member, MemberPlan
 from bistream.keeper.ready_file import ReadyFile
 from bistream.keeper.server_group import ServerGroup
 from bistream.processes.limits import raise_soft_limit
+from gateway.options import add_tls_arguments, check_tls_arguments, tls_of
 from scripts.serve import add_public_arguments, make_parser
 
 SERVE = Path(__file__).resolve().with_name("serve.py")
@@ -64,9 +65,7 @@ def make_group_parser() -> argparse.ArgumentParser:
     parser.add_argument("--first-port", type=int, default=8100, help="ports of the servers (default %(default)s); 0: free ones")
     parser.add_argument("--admin-port", type=int, default=9901, help="Envoy's own, on loopback: /stats/prometheus (default %(default)s)")
     parser.add_argument("--log-folder", type=Path, help="for each server's own log, server-N.log (default: beside the model repository)")
-    parser.add_argument("--tls-certificate", type=Path, metavar="PEM", help="Envoy serves TLS with this chain")
-    parser.add_argument("--tls-key", type=Path, metavar="PEM")
-    parser.add_argument("--tls-client-ca", type=Path, metavar="PEM", help="let in only clients with a certificate signed by it")
+    add_tls_arguments(parser)
     parser.add_argument("--envoy", type=Path, default=os.environ.get("ENVOY"), help="or $ENVOY (default: requirements/envoy.txt, or PATH)")
     parser.add_argument("--print-envoy", action="store_true", help="print the configuration of Envoy and end")
     parser.add_argument("server_options", nargs="*", help="options of serve.py, after --")
@@ -78,10 +77,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.servers is not None and options.servers < 1:
         parser.error("--servers must be 1 or more")
-    if (options.tls_certificate is None) != (options.tls_key is None):
-        parser.error("--tls-certificate and --tls-key belong together")
-    if options.tls_client_ca is not None and options.tls_certificate is None:
-        parser.error("--tls-client-ca needs --tls-certificate and --tls-key")
+    check_tls_arguments(parser, options)
     server_parser = make_parser()
     given = server_parser.parse_args(options.server_options)
     own = OWN if options.servers == 1 else OWN + OF_ONE_SERVER
@@ -126,12 +122,8 @@ def server_member(options: argparse.Namespace, number: int, gpu: str | None, fol
 
 
 def proxy_settings(options: argparse.Namespace) -> ProxySettings:
-    tls = None
-    if options.tls_certificate is not None:
-        files = (options.tls_certificate, options.tls_key, options.tls_client_ca)
-        tls = ProxyTls(*(path and path.absolute() for path in files))
     addresses = (options.grpc_address, options.grpc_port, options.http_address, options.http_port)
-    return ProxySettings(*addresses, admin_port=options.admin_port, tls=tls)
+    return ProxySettings(*addresses, admin_port=options.admin_port, tls=tls_of(options))
 
 
 def find_envoy(given: Path | None) -> Path:
@@ -163,14 +155,6 @@ def is_open(address: str, port: int) -> bool:
     return False
 
 
-def check_ports(options: argparse.Namespace) -> None:
-    """Raises ``ServerError``."""
-    wanted = [(options.grpc_address, options.grpc_port), (options.http_address, options.http_port), (LOOPBACK, options.admin_port)]
-    for address, port in wanted:
-        if not is_free(address, port):
-            raise ServerError(f"Port {port} is in use; stop the program that uses it or choose another port.")
-
-
 def gpus_of_servers(options: argparse.Namespace) -> list[str | None]:
     """``None``: all of them. Raises ``ServerError`` where nobody has said how many servers there shall be."""
     if options.servers == 1:
@@ -188,7 +172,7 @@ def serve(options: argparse.Namespace, folder: Path) -> None:
     servers = server_addresses(options, len(gpus))
     config.write_text(envoy_config(proxy_settings(options), servers), encoding="utf-8")
     proxy = proxy_member(options, find_envoy(options.envoy), config)
-    check_ports(options)
+    check_free([(options.grpc_address, options.grpc_port), (options.http_address, options.http_port), (LOOPBACK, options.admin_port)])
     raise_soft_limit(resource.RLIMIT_NOFILE, FILES_WANTED)
     ready_file = ReadyFile(options.ready_file)
     members = [server_member(options, number, gpu, folder) for number, gpu in enumerate(gpus)]

@@ -25,7 +25,6 @@ NUMPY_TYPES: dict[str, type[np.generic]] = {  # by Triton's wire name
     "INT32": np.int32,
     "INT64": np.int64,
     "FP32": np.float32,
-    "UINT8": np.uint8,
     "BYTES": np.object_,
 }
 Arrays = dict[str, NDArray[Any]]  # by input or output name

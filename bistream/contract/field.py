@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Field:
-    """One input or output. ``datatype`` is Triton's wire name: BYTES, BOOL, INT32, INT64, FP32, UINT8.
+    """One input or output. ``datatype`` is Triton's wire name: BYTES, BOOL, INT32, INT64, FP32.
 
     dims: the full shape, -1 is any size; sizes that depend on the checkpoint are left open and checked by the model that needs them.
     models: those that have it. default: its value where it is absent. check: raises ``InvalidInputError`` for a value that is wrong.

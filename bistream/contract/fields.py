@@ -245,8 +245,6 @@ INPUTS = (
         is_start_only=True,
     ),
     Field("is_offline", "BOOL", (_WAV,), "default false. True: a whole utterance, which `session_id` only cancels", default=False),
-    Field("channel_id", "BYTES", (_LM, _WAV, _CALLS), "the channel of a calling model (`bistream/transport/channel.py`)"),
-    Field("calls", "UINT8", (_LM, _WAV, _CALLS), "calls through the channel; absent: the answers to earlier ones are asked for", _VECTOR),
 )
 
 OUTPUTS = (
@@ -285,9 +283,7 @@ OUTPUTS = (
         (1, 3),
     ),
     Field("is_resting", "BOOL", (_LM,), "no more tokens until more text comes"),
-    Field("error", "BYTES", (_LM,), "with finish_reason error: `CODE: sentence`, as in [errors](#errors)"),
     Field("load_report", "FP32", (_WAV,), "for the front models (`bistream/token2wav/load_report.py`)", (1, 5)),
-    Field("answers", "UINT8", (_LM, _WAV, _CALLS), "to calls through the channel", _VECTOR),
     Field("prompt_speech_tokens", "INT32", ("audio_tokenizer",), "raw codes, 25 per second", _VECTOR),
     Field("prompt_spk_embedding", "FP32", ("speaker_embedding",), "the speaker", _VECTOR),
     Field("prompt_speech_feat", "FP32", ("speaker_embedding",), "the 24 kHz log-mel", (-1, -1)),

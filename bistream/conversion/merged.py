@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bistream.checkpoints.config import LanguageModelConfig
+from bistream.checkpoints.qwen2 import qwen2_config
 from bistream.checkpoints.reader import check_state_dict, find_file, load_state_dict, read_config
 from bistream.conversion.records import PARTIAL_SUFFIX
 from bistream.conversion.tokenizer_files import write_tokenizer_files
@@ -139,30 +140,9 @@ def class_of(family: Family) -> dict[str, Any]:
 
 
 def merged_config(config: LanguageModelConfig, vocabulary: MergedVocabulary, dtype: torch.dtype) -> dict[str, Any]:
-    """``config.json`` but for the class, with the keys of transformers 4 (TensorRT-LLM 1.2 reads those), which version 5 reads too."""
-    return {
-        "attention_dropout": 0.0,
-        "bos_token_id": vocabulary.sos,
-        "eos_token_id": vocabulary.eos,
-        "hidden_act": "silu",
-        "hidden_size": config.hidden_size,
-        "initializer_range": 0.02,
-        "intermediate_size": config.intermediate_size,
-        "max_position_embeddings": config.max_position_embeddings,
-        "max_window_layers": config.num_hidden_layers,
-        "model_type": "qwen2",
-        "num_attention_heads": config.num_attention_heads,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_key_value_heads": config.num_key_value_heads,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
-        "tie_word_embeddings": False,
-        "torch_dtype": str(dtype).removeprefix("torch."),
-        "use_bias": True,
-        "use_cache": True,
-        "use_sliding_window": False,
-        "vocab_size": vocabulary.size,
-    }
+    """``config.json`` but for the class."""
+    ids = {"bos_token_id": vocabulary.sos, "eos_token_id": vocabulary.eos}
+    return qwen2_config(config, vocabulary.size, str(dtype).removeprefix("torch."), tie_word_embeddings=False, use_bias=True, **ids)
 
 
 def generation_config(config: LanguageModelConfig, vocabulary: MergedVocabulary) -> dict[str, Any]:
@@ -206,7 +186,7 @@ def write_merged(model_dir: Path, out: Path, dtype: torch.dtype) -> MergedVocabu
     state = load_state_dict(find_file(model_dir, FILE_NAME))
     check_state_dict(FILE_NAME, state, expected_shapes(config))
     save_tensors(merged_state(state, vocabulary, dtype), out / WEIGHTS)
-    write_json(out / "config.json", {**class_of(checkpoint.family), **merged_config(config, vocabulary, dtype)})
+    write_json(out / "config.json", {**merged_config(config, vocabulary, dtype), **class_of(checkpoint.family)})
     write_json(out / "generation_config.json", generation_config(config, vocabulary))
     write_tokenizer_files(model_dir, vocabulary, out)
     shutil.copyfile(modeling, out / modeling.name)

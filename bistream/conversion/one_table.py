@@ -48,5 +48,5 @@ def write_merged_table(model_dir: Path, checkpoint: CheckpointConfig, out: Path,
     check_state_dict(FILE_NAME, state, expected_shapes(config))
     vocabulary = MergedVocabulary(config.table_size, config.speech_token_size, config.rows)
     save_tensors(merged_table(state, config, vocabulary, dtype), out / WEIGHTS)
-    write_json(out / "config.json", {"architectures": [architecture_of(checkpoint.family)], **merged_config(config, vocabulary, dtype)})
+    write_json(out / "config.json", {**merged_config(config, vocabulary, dtype), "architectures": [architecture_of(checkpoint.family)]})
     return vocabulary

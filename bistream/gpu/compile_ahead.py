@@ -32,6 +32,7 @@ from triton import knobs
 
 from bistream.gpu.compile_worker import hash_source
 from bistream.processes.start_phases import phase
+from bistream.processes.whole_file import write_whole
 from bistream.store.fingerprint import Fingerprint, code_hash, versions
 
 logger = logging.getLogger(__name__)
@@ -193,10 +194,8 @@ def _read(marker: Path) -> list[Kernel] | None:
 
 
 def _mark(marker: Path, kernels: Sequence[Kernel]) -> None:
-    new = marker.with_name(f".{marker.name}.{os.getpid()}")
     try:
         marker.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(json.dumps(list(dict.fromkeys(kernels))), encoding="utf-8")
-        new.replace(marker)
+        write_whole(marker, json.dumps(list(dict.fromkeys(kernels))).encode())
     except OSError as error:
         logger.warning("%s cannot be written (%s); the next start looks for its kernels again", marker, error.strerror)

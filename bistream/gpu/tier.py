@@ -50,8 +50,13 @@ class TierChoice:
     reasons: tuple[str, ...]
 
     @property
+    def labels(self) -> tuple[str, str]:
+        """Of the metric of the tier: stage and tier."""
+        return self.stage.replace(" ", "_"), self.tier.value
+
+    @property
     def sentence(self) -> str:
-        """The log line; the tier alone is also a metric of the server (``triton/tier_metrics.py``)."""
+        """The log line."""
         reasons = f" ({'; '.join(self.reasons)})" if self.reasons else ""
         return f"{self.stage}: {_NAMES[self.tier]} on {self.device}{reasons}"
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from gateway.settings import TlsSettings
+
 TEMPLATE = Path(__file__).resolve().parents[2] / "deploy" / "envoy" / "envoy.yaml"
 NOTHING = "# nothing here"  # in the place of an optional section
 DNS_REFRESH_S = 2
@@ -29,15 +31,6 @@ class ServerAddress:
 
 
 @dataclass(frozen=True)
-class ProxyTls:
-    """PEM files. client_ca: only clients with a certificate that it signed are let in."""
-
-    certificate: Path
-    key: Path
-    client_ca: Path | None = None
-
-
-@dataclass(frozen=True)
 class ProxySettings:
     """Where clients come. admin_port: Envoy's own, on loopback."""
 
@@ -46,7 +39,7 @@ class ProxySettings:
     http_host: str
     http_port: int
     admin_port: int
-    tls: ProxyTls | None = None
+    tls: TlsSettings | None = None
 
 
 def envoy_config(settings: ProxySettings, servers: Sequence[ServerAddress], template: str | None = None) -> str:
@@ -98,11 +91,11 @@ def _endpoint(server: ServerAddress, port: int) -> dict[str, Any]:
     return {"endpoint": {"address": address, "health_check_config": {"port_value": server.health_port}}}
 
 
-def transport(tls: ProxyTls | None, protocol: str) -> str:
+def transport(tls: TlsSettings | None, protocol: str) -> str:
     """The transport of a filter chain. protocol: for ALPN."""
     if tls is None:
         return NOTHING
-    certificate = {"certificate_chain": {"filename": str(tls.certificate)}, "private_key": {"filename": str(tls.key)}}
+    certificate = {"certificate_chain": {"filename": str(tls.certificate)}, "private_key": {"filename": str(tls.private_key)}}
     common: dict[str, Any] = {
         "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
         "tls_certificates": [certificate],

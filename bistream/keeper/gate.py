@@ -1,17 +1,16 @@
 """The gate beside the server: started first, restarted alone when it dies or hangs, drained with the models, ended last.
 
 It is a member like the servers of a group (``member_group``), in a thread of its own because the server's start and its probes may occupy
-the supervisor for minutes. A gate that leaves questions unanswered may only be busy: it is replaced when its event loop stands still,
-which shows in its ready file, and takes the sessions of its clients with it. The keeper knows it by its command line, this file, its health
-path and its exit code. Used by ``supervisor``.
+the supervisor for minutes. The keeper knows it by its command line, its exit code, and its ready file, which says whether it takes
+sessions and is young as long as its event loop turns. A gate whose loop stands still is replaced, and takes the sessions of its clients
+with it. Used by ``supervisor``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import http.client
+import json
 import logging
-import ssl
 import subprocess
 import tempfile
 import threading
@@ -23,10 +22,9 @@ from typing import Any
 
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.keeper.hangs import HangWatch
-from bistream.keeper.health import READY
-from bistream.keeper.host import reachable, url
+from bistream.keeper.host import url
 from bistream.keeper.member_group import LOOK_INTERVAL_S, Member, MemberGroup, MemberPlan, import_path, spawn_member
-from bistream.keeper.repository import read_parameters
+from bistream.keeper.repository import read_number, read_parameters
 from bistream.keeper.restart_policy import RestartLimits
 from bistream.keeper.served_models import CLOSING_S, Sign
 from bistream.keeper.server_process import Interrupted
@@ -35,7 +33,6 @@ from gateway.settings import GateLimits, GateSettings
 
 logger = logging.getLogger(__name__)
 
-ASK_INTERVAL_S, ASK_TIMEOUT_S = 1.0, 2.0  # of a gate that is ready; else it is asked at each look
 UNREADY_AFTER_S, HANG_TIMEOUT_S = 5.0, 30.0  # without a heartbeat it takes no sessions, whatever it said before; it is replaced
 RESTARTS = RestartLimits(budget=7, window_s=300.0, first_delay_s=0.5, longest_delay_s=30.0)
 UNREAD_MARGIN_S = 30.0  # of audio at the gate, beyond what makes the models wait for a client
@@ -72,26 +69,24 @@ class Gate:
 
 
 class KeptGate(Gate, MemberGroup):
-    """settings: with an HTTP door, and the ports for all its processes. ask, spawn_process, pause, clock: for tests."""
+    """settings: with an HTTP door, and the ports for all its processes. spawn_process, pause, clock: for tests."""
 
     def __init__(
         self,
         settings: GateSettings,
-        ask: Callable[[GateSettings], bool | None] | None = None,
         spawn_process: Callable[[MemberPlan], tuple[subprocess.Popen[str], Callable[[], str]]] = spawn_member,
         pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert settings.http is not None
-        self._settings = settings
         self.grpc_url = url(settings.grpc.address, settings.grpc.port)
         self.http_url = url(settings.http.address, settings.http.port)
-        self._ask = ask or ask_ready
         self._folder = tempfile.TemporaryDirectory(prefix="bistream-gate-")
-        self._ready_file = Path(self._folder.name) / "ready.json"
+        self._ready_file, self._hold_file = Path(self._folder.name) / "ready.json", Path(self._folder.name) / "hold"
+        upstream = replace(settings.upstream, hold_file=self._hold_file)
         plan = MemberPlan(
             "the gate",
-            command(replace(settings, ready_file=self._ready_file)),
+            command(replace(settings, upstream=upstream, ready_file=self._ready_file)),
             self._ready_file,
             import_path(),
             settings.drain_timeout_s + CLOSING_S,
@@ -99,8 +94,7 @@ class KeptGate(Gate, MemberGroup):
         )
         self._member = Member(plan, RESTARTS, spawn_process, clock)
         super().__init__([[self._member]], pause, clock)
-        self._watch = HangWatch(HANG_TIMEOUT_S, clock, max_step_s=LOOK_INTERVAL_S + ASK_INTERVAL_S + ASK_TIMEOUT_S)
-        self._ask_at = 0.0
+        self._watch = HangWatch(HANG_TIMEOUT_S, clock)
         self._takes_sessions = False
         self._opened, self._ended = threading.Event(), threading.Event()
         self._error: BaseException | None = None
@@ -114,12 +108,10 @@ class KeptGate(Gate, MemberGroup):
         return self._ended.is_set()
 
     def hold(self) -> None:
-        if self._settings.upstream.hold_file is not None:
-            self._settings.upstream.hold_file.touch()
+        self._hold_file.touch()
 
     def release(self) -> None:
-        if self._settings.upstream.hold_file is not None:
-            self._settings.upstream.hold_file.unlink(missing_ok=True)
+        self._hold_file.unlink(missing_ok=True)
 
     def drain(self) -> None:
         self.stop()
@@ -159,71 +151,37 @@ class KeptGate(Gate, MemberGroup):
 
     def _look(self) -> None:
         self._member.look()
-        if not self._member.is_ready:
+        beat, takes_sessions = self._report()
+        pid = self._member.pid
+        if pid is None:
             self._takes_sessions = False
-        elif self._clock() >= self._ask_at:
-            with contextlib.suppress(TimeoutError):  # it may be busy
-                if (answer := self._ask(self._settings)) is not None:
-                    self._takes_sessions = answer
-            self._ask_at = self._clock() + ASK_INTERVAL_S if self._takes_sessions else 0.0
-        if (pid := self._member.pid) is not None:
-            self._end_hanging(pid)
-
-    def _end_hanging(self, pid: int) -> None:
-        beat = 0
-        with contextlib.suppress(OSError):  # it starts or ends
-            beat = self._ready_file.stat().st_mtime_ns
+            return
         hangs = self._watch.look({pid: Sign(beat)})
         silent_s = self._watch.silences()[pid]
         if silent_s >= UNREADY_AFTER_S and self._takes_sessions:
             logger.warning("the gate has given no sign of life for %.0f s", silent_s)
-            self._takes_sessions = False
+        self._takes_sessions = takes_sessions and silent_s < UNREADY_AFTER_S
         if hangs:
             logger.error("the gate has given no sign of life for %.0f s and is killed", silent_s)
             self._member.kill()
 
-
-def ask_ready(settings: GateSettings) -> bool | None:
-    """Whether the gate takes sessions; ``None`` where it answers without saying so. Raises ``TimeoutError`` when it does not answer.
-
-    A closed connection is an answer too (its addresses may have as many as they are allowed). A gate that asks for certificates answers
-    the keeper nothing else: an accepted connection has to count as ready. Nothing is sent but a question, so the gate's certificate is
-    not checked.
-    """
-    assert settings.http is not None
-    address = reachable(settings.http.address)
-    if settings.tls is None:
-        connection = http.client.HTTPConnection(address, settings.http.port, timeout=ASK_TIMEOUT_S)
-    else:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        connection = http.client.HTTPSConnection(address, settings.http.port, timeout=ASK_TIMEOUT_S, context=context)
-    with contextlib.closing(connection):
+    def _report(self) -> tuple[int, bool]:
+        """Its ready file: when it was touched last, and whether the gate takes sessions."""
         try:
-            connection.request("GET", READY)
-            return connection.getresponse().status == http.client.OK
-        except TimeoutError:
-            raise
-        except (OSError, http.client.HTTPException):
-            return True if settings.tls is not None and settings.tls.client_ca is not None else None
+            return self._ready_file.stat().st_mtime_ns, bool(json.loads(self._ready_file.read_text(encoding="utf-8"))["ready"])
+        except OSError:  # it starts or ends
+            return 0, False
 
 
 def fit_limits(limits: GateLimits, model_repository: Path) -> GateLimits:
     """Limits that follow the settings of the models, where nobody has set other values than the defaults: room for the longest text, at
     least the models' patience with silent and with slow clients, and the rate of the audio."""
     parameters = read_parameters(model_repository).get(COSYVOICE2_BISTREAM.name, {})
-
-    def number(name: str) -> float:
-        try:
-            return float(parameters.get(name, ""))
-        except ValueError:
-            return 0.0
-
     fitting: dict[str, Any] = {
-        "max_text_bytes": max(limits.max_text_bytes, BYTES_PER_CHARACTER * int(number("max_text_chars"))),
-        "max_silence_s": max(limits.max_silence_s, number("session_idle_timeout_s")),
-        "max_unread_audio_s": max(limits.max_unread_audio_s, number("max_unread_audio_s") + UNREAD_MARGIN_S),
-        "sample_rate": int(number("sample_rate")) or limits.sample_rate,
+        "max_text_bytes": max(limits.max_text_bytes, BYTES_PER_CHARACTER * int(read_number(parameters, "max_text_chars"))),
+        "max_silence_s": max(limits.max_silence_s, read_number(parameters, "session_idle_timeout_s")),
+        "max_unread_audio_s": max(limits.max_unread_audio_s, read_number(parameters, "max_unread_audio_s") + UNREAD_MARGIN_S),
+        "sample_rate": int(read_number(parameters, "sample_rate")) or limits.sample_rate,
     }
     defaults = GateLimits()
     return replace(limits, **{name: value for name, value in fitting.items() if getattr(limits, name) == getattr(defaults, name)})

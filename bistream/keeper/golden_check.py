@@ -41,7 +41,7 @@ from bistream.keeper.golden_store import (
     tiers_of,
 )
 from bistream.keeper.host import GoldenError
-from bistream.keeper.metrics import triton_text
+from bistream.keeper.metrics import models_text
 from bistream.keeper.model_requests import ModelStream, RequestError, Values
 from bistream.keeper.repository import read_parameters
 from bistream.keeper.server_process import TritonServer
@@ -75,7 +75,7 @@ class GoldenCheck:
         began = time.monotonic()
         try:
             store = GoldenStore(self.state_dir, checkpoint(parameters))
-            tiers = tiers_of(triton_text(f"{server.http_url.rpartition(':')[0]}:{server.ports.metrics}"))
+            tiers = tiers_of(models_text(server.control_directory))
             present = environment(parameters, tiers, self.hardware.result())
             stored = store.find(present)
             is_known = stored is not None and stored.environment == present
@@ -185,8 +185,6 @@ def _speech_tokens(stream: ModelStream, voice: VoicePrompt, tells_speaker: bool)
         **({"speaker_tokens": voice.speaker_tokens} if tells_speaker else {}),
     }
     responses = stream.ask(LLM_BISTREAM, {"session_id": _session_id(), "text": TEXT, "is_end": True, "seed": SEED, **prompt})
-    if error := next((str(response["error"].reshape(-1)[0].decode()) for response in responses if response["error"].reshape(-1)[0]), ""):
-        raise RequestError(f"model {LLM_BISTREAM.name}: {error}")
     tokens: IntArray = np.concatenate([np.zeros(0, np.int32), *(response["speech_token_ids"].reshape(-1) for response in responses)])
     if not len(tokens):
         raise RequestError(f"model {LLM_BISTREAM.name} speaks no speech token")

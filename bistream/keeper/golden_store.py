@@ -2,7 +2,7 @@
 
 An environment (tier, GPU, versions, our code) that has not spoken a checkpoint yet is compared with the newest one that has, and then
 gets a file of its own. Another checkpoint finds no folder, so a deliberate change needs no order. What both depend on is read from the
-models' ``config.pbtxt``, the checkpoint's files, Triton's metrics and this host.
+models' ``config.pbtxt``, the checkpoint's files, the models' metrics and this host.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from bistream.contract.fields import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_B
 from bistream.families.registry import FAMILIES, YAML_NAMES
 from bistream.keeper.golden import RECIPE, Golden
 from bistream.keeper.host import GoldenError
+from bistream.processes.whole_file import write_whole
 from bistream.store.fingerprint import Fingerprint, code_hash, files_hash, from_json, gpus, processor, versions
 
 Parameters = Mapping[str, Mapping[str, str]]  # by model
@@ -66,13 +67,8 @@ class GoldenStore:
         """Raises ``OSError``."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(environment)
-        new = path.with_name(f".{path.name}.{os.getpid()}")
         metadata = {"environment": json.dumps(dict(environment.facts))}
-        try:
-            new.write_bytes(safetensors.numpy.save(asdict(golden), metadata=metadata))
-            new.replace(path)
-        finally:
-            new.unlink(missing_ok=True)
+        write_whole(path, safetensors.numpy.save(asdict(golden), metadata=metadata))
         return path
 
     def _path(self, environment: Fingerprint) -> Path:
@@ -125,7 +121,7 @@ def hardware() -> str:
 
 
 def environment(parameters: Parameters, tiers: str, of_hardware: str) -> Fingerprint:
-    """tiers: ``tiers_of`` the server's metrics. of_hardware: ``hardware`` of the host."""
+    """tiers: ``tiers_of`` the models' metrics. of_hardware: ``hardware`` of the host."""
     facts = {"hardware": of_hardware, "tiers": tiers, "code": code_hash()}
     for model, values in sorted(parameters.items()):
         facts |= _settings(parameters, model, _ENVIRONMENT_SETTINGS)
@@ -135,6 +131,6 @@ def environment(parameters: Parameters, tiers: str, of_hardware: str) -> Fingerp
 
 
 def tiers_of(metrics: str) -> str:
-    """``flow plain, vocoder plain`` from Triton's page of metrics; empty where it has none."""
+    """``flow plain, vocoder plain`` from a page of metrics; empty where it has none."""
     pairs = (dict(_LABEL.findall(labels)) for labels in _TIER.findall(metrics))
     return ", ".join(sorted(f"{pair['stage']} {pair['tier']}" for pair in pairs if len(pair) == 2))

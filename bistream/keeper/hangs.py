@@ -46,19 +46,16 @@ class _Silence:
 class HangWatch:
     """Follows any number of processes by a name of the caller's choice."""
 
-    def __init__(
-        self, limit_s: float = HANG_TIMEOUT_S, clock: Callable[[], float] = time.monotonic, max_step_s: float = MAX_STEP_S
-    ) -> None:
+    def __init__(self, limit_s: float = HANG_TIMEOUT_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit_s = limit_s
         self._clock = clock
-        self._max_step_s = max_step_s
         self._looked_at = clock()
         self._silences: dict[Hashable, _Silence] = {}
 
     def look(self, signs: Mapping[Hashable, Sign]) -> dict[Hashable, float]:
         """Seconds of silence of each process that hangs. One that is missing from ``signs`` is forgotten."""
         now = self._clock()
-        step_s, self._looked_at = min(now - self._looked_at, self._max_step_s), now
+        step_s, self._looked_at = min(now - self._looked_at, MAX_STEP_S), now
         self._silences = {name: self._heard(name, sign, step_s) for name, sign in signs.items()}
         return {name: seconds for name, seconds in self.silences().items() if seconds >= self._limit_s}
 

@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -69,6 +69,13 @@ def is_free(address: str, port: int) -> bool:
         except OSError as error:
             return error.errno != errno.EADDRINUSE
     return True
+
+
+def check_free(wanted: Iterable[tuple[str, int]]) -> None:
+    """Raises ``ServerError`` that names the first port in use. wanted: address and port."""
+    for address, port in wanted:
+        if not is_free(address, port):
+            raise ServerError(f"Port {port} is in use; stop the program that uses it or choose another port.")
 
 
 def free_ports(count: int, others: Collection[int | None] = ()) -> range:

@@ -13,14 +13,13 @@ import os
 import re
 import resource
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.keeper.host import SHARED_MEMORY, ServerError
-from bistream.keeper.repository import count_instances, read_parameters
+from bistream.keeper.repository import count_instances, read_number, read_parameters
 from bistream.keeper.server_process import ServerSettings
 from bistream.processes.limits import raise_soft_limit
 
@@ -31,7 +30,7 @@ FILES_WANTED = 65_536  # the soft limit, as far as the hard one allows: connecti
 # Measured with six models on two cores without a GPU, idle: 70 files of the server itself, 1 MiB of shared memory for each model process.
 # A network that takes a recording of 30 s in one piece grew its memory to 5 MiB.
 _FILES_OF_SERVER, _FILES_TO_START = 256, 128
-_MEMORY_TO_START, _MEMORY_OF_MODEL = MIB, 6 * MIB
+_MIB_OF_MODEL = 6
 _CONNECTIONS_PER_SESSION = 4  # the session's own, ones that are opening or closing, and those of callers that are refused
 _BYTES_PER_SAMPLE = 4
 # What a shell takes as it is: the backend puts paths into a command line without quoting them.
@@ -42,18 +41,24 @@ _SETUP = "run: bash run.sh setup"
 
 @dataclass(frozen=True)
 class Need:
-    """to_start: less is an error. full: what ``max_sessions`` sessions may need at once; less is a warning."""
+    """what: that amounts of are counted. to_start: less is an error. full: what ``max_sessions`` sessions may need at once; less is a
+    warning. remedy: what the operator can do."""
 
+    what: str
     to_start: int
     full: int
+    remedy: str
 
-
-@dataclass(frozen=True)
-class HostNeeds:
-    """files: open in one process. shared_memory: bytes."""
-
-    files: Need
-    shared_memory: Need
+    def shortage(self, left: int) -> str | None:
+        """A sentence where ``left`` is enough to start, but not for ``max_sessions``. Raises ``ServerError`` where it is not."""
+        if left >= self.full:
+            return None
+        if left < self.to_start:
+            raise ServerError(f"To start, the server needs {self.to_start} {self.what} and may have {left}; {self.remedy}.")
+        return (
+            f"For max_sessions sessions at once the server needs {self.full} {self.what} and may have {left}; {self.remedy}, "
+            "or lower max_sessions."
+        )
 
 
 def prepare_host(settings: ServerSettings) -> None:
@@ -61,48 +66,23 @@ def prepare_host(settings: ServerSettings) -> None:
     check_paths(settings)
     files, memory = raise_soft_limit(resource.RLIMIT_NOFILE, FILES_WANTED), 0
     with contextlib.suppress(OSError):
-        memory = shutil.disk_usage(SHARED_MEMORY).free
-    for warning in shortages(host_needs(settings.model_repository), files, memory):
-        logger.warning("%s", warning)
+        memory = shutil.disk_usage(SHARED_MEMORY).free // MIB
+    for need, left in zip(host_needs(settings.model_repository), (files, memory), strict=True):
+        if (warning := need.shortage(left)) is not None:
+            logger.warning("%s", warning)
 
 
-def host_needs(model_repository: Path) -> HostNeeds:
-    """From the models' ``config.pbtxt``."""
+def host_needs(model_repository: Path) -> tuple[Need, Need]:
+    """Open files and shared memory, from the models' ``config.pbtxt``."""
     front_model = read_parameters(model_repository).get(COSYVOICE2_BISTREAM.name, {})
-    instances = count_instances(model_repository)
-    sessions, recording_s = int(_number(front_model, "max_sessions")), _number(front_model, "max_reference_s")
-    recordings = int(sessions * recording_s * REFERENCE_SAMPLE_RATE * _BYTES_PER_SAMPLE)
-    return HostNeeds(
-        Need(_FILES_TO_START, _FILES_OF_SERVER + _CONNECTIONS_PER_SESSION * sessions),
-        Need(instances * _MEMORY_TO_START, instances * _MEMORY_OF_MODEL + recordings),
+    instances, sessions = count_instances(model_repository), int(read_number(front_model, "max_sessions"))
+    recordings = sessions * read_number(front_model, "max_reference_s") * REFERENCE_SAMPLE_RATE * _BYTES_PER_SAMPLE
+    files = _FILES_OF_SERVER + _CONNECTIONS_PER_SESSION * sessions
+    memory = instances * _MIB_OF_MODEL + math.ceil(recordings / MIB)
+    return (
+        Need("open files", _FILES_TO_START, files, f"run `ulimit -n {files}` before it (docker run --ulimit nofile={files})"),
+        Need(f"MiB of {SHARED_MEMORY}", instances, memory, f"make it larger (docker run --shm-size={memory}m or --ipc=host)"),
     )
-
-
-def _number(parameters: Mapping[str, str], name: str) -> float:
-    """0 where it is missing or not a number: the model that reads it says so better."""
-    try:
-        number = float(parameters.get(name, "0"))
-    except ValueError:
-        return 0.0
-    return number if math.isfinite(number) else 0.0
-
-
-def shortages(needs: HostNeeds, files_left: int, memory_left: int) -> list[str]:
-    """One sentence for each thing that is enough to start, but not for ``max_sessions``. Raises ``ServerError`` for what is not."""
-    more_files = f"run `ulimit -n {needs.files.full}` before it (docker run --ulimit nofile={needs.files.full})"
-    more_memory = f"make it larger (docker run --shm-size={math.ceil(needs.shared_memory.full / MIB)}m or --ipc=host)"
-    warnings = []
-    for need, left, unit, what, remedy in (
-        (needs.files, files_left, 1, "open files", more_files),
-        (needs.shared_memory, memory_left, MIB, f"MiB of {SHARED_MEMORY}", more_memory),
-    ):
-        amount = math.ceil((need.to_start if left < need.to_start else need.full) / unit)
-        words = f"{amount} {what} and may have {left // unit}; {remedy}"
-        if left < need.to_start:
-            raise ServerError(f"To start, the server needs {words}.")
-        if left < need.full:
-            warnings.append(f"For max_sessions sessions at once the server needs {words}, or lower max_sessions.")
-    return warnings
 
 
 def check_paths(settings: ServerSettings) -> None:

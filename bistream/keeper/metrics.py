@@ -1,8 +1,8 @@
 """The text of the keeper's ``/metrics``: what the models count, what the keeper knows itself, and Triton's own metrics after it.
 
-One target for Prometheus, and the only one with our histograms. Triton's own custom metrics were measured for them: an update is a round
-trip of 27 to 40 us to the server, and a histogram takes one per observation; so only ``bistream_tier`` goes that way. Called by
-``health.py``'s threads, once for each scrape; it keeps nothing.
+One target for Prometheus, and the only one with our numbers. Triton's own custom metrics were measured for them: an update is a round
+trip of 27 to 40 us to the server, and a histogram takes one per observation. Called by ``health.py``'s threads, once for each scrape; it
+keeps nothing.
 """
 
 from __future__ import annotations
@@ -34,17 +34,15 @@ class KeeperMetrics(Collector):
 
     def text(self) -> str:
         """Prometheus' text format. Never raises: a server that is down leaves its part out."""
-        own, models = CollectorRegistry(), CollectorRegistry()
+        own = CollectorRegistry()
         own.register(self)
         page = generate_latest(own).decode()
         server = self._supervisor.current_server
         if server is None:
             return page
-        with contextlib.suppress(ValueError, OSError):  # it has ended, and its folder is gone
-            MultiProcessCollector(models, str(server.control_directory))  # type: ignore[no-untyped-call]
-            page += generate_latest(models).decode()
         host = server.http_url.rpartition(":")[0]  # where Triton's metrics are as well
-        return page + triton_text(f"{host}:{server.ports.metrics}")
+        status, text = fetch(f"{host}:{server.ports.metrics}", METRICS, TRITON_TIMEOUT_S) or (0, "")
+        return page + models_text(server.control_directory) + (text if status == http.client.OK else "")
 
     def collect(self) -> Iterable[Metric]:
         """What the keeper knows itself."""
@@ -67,7 +65,10 @@ def _ages(directory: Path) -> dict[str, float]:
     return ages
 
 
-def triton_text(address: str) -> str:
-    """Triton's own metrics; empty when the server does not answer."""
-    status, text = fetch(address, METRICS, TRITON_TIMEOUT_S) or (0, "")
-    return text if status == http.client.OK else ""
+def models_text(directory: Path) -> str:
+    """What the models of a server count; empty when it has ended. directory: of the control files."""
+    models = CollectorRegistry()
+    with contextlib.suppress(ValueError, OSError):  # the folder is gone
+        MultiProcessCollector(models, str(directory))  # type: ignore[no-untyped-call]
+        return generate_latest(models).decode()
+    return ""

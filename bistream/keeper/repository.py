@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 _INSTANCES = re.compile(r"instance_group \[ \{ count: (\d+)")
@@ -16,6 +19,14 @@ def model_names(model_repository: Path) -> list[str]:
 def read_parameters(model_repository: Path) -> dict[str, dict[str, str]]:
     """By model. Raises ``OSError``."""
     return {name: dict(_PARAMETER.findall(text)) for name, text in _texts(model_repository).items()}
+
+
+def read_number(parameters: Mapping[str, str], name: str) -> float:
+    """0 where it is missing or not a number: the model that reads it says so better."""
+    with contextlib.suppress(ValueError):
+        if math.isfinite(number := float(parameters.get(name, "0"))):
+            return number
+    return 0.0
 
 
 def count_instances(model_repository: Path) -> int:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bistream.keeper.child import OutputCopy, spawn, to_stderr
-from bistream.keeper.host import ServerError, free_ports, is_free, library_directories, url
+from bistream.keeper.host import ServerError, check_free, free_ports, library_directories, url
 from bistream.keeper.model_control import ADMIN_KEY, CONTROL_ARGUMENTS, ModelControl, hide_argument, is_ready
 from bistream.keeper.served_models import Ending, ServedModels
 from bistream.keeper.server_log import LogFile, start_failure
@@ -28,9 +28,6 @@ from bistream.store.findings import STATE_VARIABLE
 
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's: where the models count
 RESTRICTED_APIS = "shared-memory,model-repository,trace,logging"
-# The server's pool for each model process, as by default. A call to another model occupies a thread until it is answered; a front model has
-# two at a time to each of two models, whatever its sessions, and two for recordings.
-BACKEND_THREADS = 32
 MODEL_LOAD_THREADS = 8  # all models at once; by default four, and token2wav, which takes longest, would wait for one of them
 PRIVATE_UMASK = 0o077  # of the server and its models: their shared memory holds texts and audio
 # Of a ping, and (as TCP_USER_TIMEOUT) of a connection whose other end takes nothing: a gate that is stopped while audio fills its buffers.
@@ -112,7 +109,8 @@ class TritonServer:
     def start(self, should_stop: Callable[[], bool] = never, clock: Callable[[], float] = time.monotonic) -> None:
         """Returns when every model is loaded. Raises ``ServerError``, or ``Interrupted``; nothing is left running then."""
         sweep_shared_memory()
-        self._check_ports()
+        http, grpc, ports = self.settings.http_address, self.settings.grpc_address, self.ports
+        check_free(((http, ports.http), (grpc, ports.grpc), (http, ports.metrics)))  # another server there would answer our requests
         libraries = library_directories()
         self._file = LogFile(self.settings.log_path) if self.settings.log_path is not None else None
         try:
@@ -187,13 +185,6 @@ class TritonServer:
             self.exit_code()  # reaps the server
             time.sleep(POLL_INTERVAL_S)
 
-    def _check_ports(self) -> None:
-        """Another server on one of our ports would answer our requests. Raises ``ServerError`` naming the port."""
-        http, grpc, ports = self.settings.http_address, self.settings.grpc_address, self.ports
-        for address, port in ((http, ports.http), (grpc, ports.grpc), (http, ports.metrics)):
-            if not is_free(address, port):
-                raise ServerError(f"Port {port} is in use; stop the program that uses it or choose another port.")
-
     def _command(self, claim: SharedMemoryClaim) -> list[str]:
         settings, ports = self.settings, self.ports
         key = f"{RESTRICTED_APIS}:{ADMIN_KEY}={self._key}"
@@ -204,7 +195,6 @@ class TritonServer:
             "--disable-auto-complete-config",  # otherwise every model is imported twice
             f"--backend-config=python,shm-region-prefix-name={claim.prefix}",
             f"--backend-config=python,stub-timeout-seconds={int(settings.start_timeout_s) + 1}",
-            f"--backend-config=python,thread-pool-size={BACKEND_THREADS}",
             f"--model-load-thread-count={MODEL_LOAD_THREADS}",
             f"--exit-timeout-secs={max(1, int(settings.exit_timeout_s))}",
             f"--http-address={settings.http_address}",

@@ -63,12 +63,12 @@ def start_server(
     return server
 
 
-def probe_all(grpc_url: str, models: list[str], timeout_s: float, should_stop: Callable[[], bool]) -> None:
+def probe_all(grpc_url: str, models: list[str], timeout_s: float, should_stop: Callable[[], bool] = never) -> None:
     """All models at the same time: a first request of each takes longest. Raises as ``probe``, for the first one in order."""
     if not models:
         return
-    with ThreadPoolExecutor(len(models), thread_name_prefix="first-probe") as pool:
-        for done in [pool.submit(probe, grpc_url, [model], timeout_s, should_stop) for model in models]:
+    with ThreadPoolExecutor(len(models), thread_name_prefix="probe") as pool:
+        for done in [pool.submit(probe, grpc_url, model, timeout_s, should_stop) for model in models]:
             done.result()
 
 
@@ -105,17 +105,19 @@ PROBES: Mapping[str, Callable[[ModelStream], Values]] = {
 }
 
 
-def probe(grpc_url: str, models: list[str], timeout_s: float, should_stop: Callable[[], bool] = never) -> None:
-    """Probe each of ``models`` in turn. Raises ``RequestError`` for the first that does not work, ``Interrupted`` on request."""
-    for contract in (contract for contract in CONTRACTS if contract.name in models and contract.name in PROBES):
-        try:
-            with ModelStream(grpc_url, timeout_s, should_stop) as stream:
-                stream.ask(contract, PROBES[contract.name](stream))
-        except BistreamError as error:
-            raise RequestError(f"model {contract.name} cannot be probed: {error.sentence}") from None
-        except RequestError as error:
-            if not _is_sign_of_life(error.answer):
-                raise
+def probe(grpc_url: str, model: str, timeout_s: float, should_stop: Callable[[], bool]) -> None:
+    """Raises ``RequestError`` when the model does not work, ``Interrupted`` on request."""
+    contract = next((contract for contract in CONTRACTS if contract.name == model), None)
+    if contract is None:
+        return
+    try:
+        with ModelStream(grpc_url, timeout_s, should_stop) as stream:
+            stream.ask(contract, PROBES[model](stream))
+    except BistreamError as error:
+        raise RequestError(f"model {model} cannot be probed: {error.sentence}") from None
+    except RequestError as error:
+        if not _is_sign_of_life(error.answer):
+            raise
 
 
 def _is_sign_of_life(answer: str) -> bool:

@@ -21,7 +21,7 @@ from bistream.keeper.host import GoldenError, ServerError, end_process, handle_s
 from bistream.keeper.repository import model_names
 from bistream.keeper.restart_policy import RestartLimits, RestartPolicy
 from bistream.keeper.server_process import Interrupted, ServerSettings, TritonServer
-from bistream.keeper.server_start import Verify, probe, start_server, verify_nothing
+from bistream.keeper.server_start import Verify, probe_all, start_server, verify_nothing
 from bistream.keeper.server_watch import Fault, ServerWatch
 from bistream.processes.control_files import Order
 
@@ -141,11 +141,11 @@ class Supervisor:
         """The server is stopped afterwards, at once where a fault was found."""
         settings, models = self._settings, model_names(self._server_settings.model_repository)
 
-        def probe_all(should_stop: Callable[[], bool]) -> None:
-            probe(server.grpc_url, models, settings.probe_timeout_s, should_stop)
+        def probe(should_stop: Callable[[], bool]) -> None:
+            probe_all(server.grpc_url, models, settings.probe_timeout_s, should_stop)
 
         hangs = Hangs(server, settings.hang_timeout_s, self._clock) if settings.hang_timeout_s > 0 else None
-        watch = ServerWatch(server, probe_all, settings.probe_interval_s, self._clock, hangs)
+        watch = ServerWatch(server, probe, settings.probe_interval_s, self._clock, hangs)
         try:
             yield watch
         finally:

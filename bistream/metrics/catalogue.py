@@ -155,7 +155,7 @@ SERVER_READY = _gauge("server_ready", "1 while new sessions are accepted")
 SERVER_RESTARTS = _counter("server_restarts_total", "Restarts of the server after a failure")
 METRICS_AGE = _gauge("metrics_age_s", "Seconds since a model's processes last wrote their metrics, the oldest one", model=())
 
-# Exported through Triton's own metrics
+# Models with networks
 TIER = _gauge("tier", "1 for the tier of code that computes a network", stage=(), tier=())
 
 ALL: tuple[MetricFamily, ...] = tuple(value for value in list(globals().values()) if isinstance(value, MetricFamily))

@@ -16,6 +16,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bistream.processes.whole_file import write_whole
+
 CONTROL_VARIABLE = "BISTREAM_CONTROL"  # environment of the models: the folder; unset: the server has no keeper
 LONGEST_STOP_S = 12.0  # any process may stand still for so long, and its sessions go on afterwards: every time-out here is longer
 _STATUS, _ORDER = ".status", "order"
@@ -102,9 +104,7 @@ def forget_process(directory: Path, model: str, pid: int) -> None:
 
 def write_order(directory: Path, order: Order) -> None:
     """Atomic: a reader sees this order or the one before it. Raises ``OSError``."""
-    new = directory / f"{_ORDER}.new"
-    new.write_text(json.dumps(asdict(order)), encoding="ascii")
-    new.replace(directory / _ORDER)
+    write_whole(directory / _ORDER, json.dumps(asdict(order)).encode("ascii"))
 
 
 def read_order(directory: Path) -> Order | None:

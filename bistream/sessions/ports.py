@@ -1,6 +1,6 @@
 """Interfaces of the orchestrator: the models it uses, the requests it receives, the senders it answers through.
 
-``local.py`` implements the ports in one process, ``transport/sibling_ports.py`` over BLS, tests with fakes. Nothing here computes.
+``local.py`` implements the ports in one process, ``transport/sibling_ports.py`` in a server, tests with fakes. Nothing here computes.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from bistream.processes.whole_file import write_whole
 from bistream.store.fingerprint import Fingerprint
 
 logger = logging.getLogger(__name__)
@@ -48,13 +48,8 @@ def state_path(folder: str, name: str) -> Path | None:
 
 def write_state(path: Path, *parts: bytes) -> None:
     """All of it or nothing, with a warning: a start goes on without."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with new.open("wb") as file:
-            file.writelines(parts)
-        new.replace(path)
+        write_whole(path, *parts)
     except OSError as error:
         logger.warning("%s cannot be kept for later starts (%s); choose another --state-dir", path, error.strerror)
-        with suppress(OSError):
-            new.unlink()

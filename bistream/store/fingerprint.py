@@ -25,8 +25,6 @@ from typing import BinaryIO
 
 from bistream.errors import CheckpointError
 
-FILE_NAME = "fingerprint.json"
-FORMAT = 1
 WHOLE_BYTES = 2**20  # a file up to this size is hashed as a whole
 END_BYTES = 2**16  # of larger files: so much of the head and the tail,
 SAMPLES, SAMPLE_BYTES = 64, 4096  # and so many blocks of this size at equal distances
@@ -57,23 +55,6 @@ class Fingerprint:
         """Raises ``CheckpointError`` unless this stored fingerprint fits ``here``. what: begins the sentence; remedy: ends it."""
         if different := self.differences(here):
             raise CheckpointError(f"{what} was made for something else ({'; '.join(different)}); {remedy}.")
-
-
-def write(folder: Path, fingerprint: Fingerprint) -> None:
-    """Beside what it describes, as ``FILE_NAME``; whole or not at all."""
-    new = folder / f".{FILE_NAME}.{os.getpid()}"
-    new.write_text(json.dumps({"format": FORMAT, "facts": dict(fingerprint.facts)}, indent=2) + "\n", encoding="utf-8")
-    new.replace(folder / FILE_NAME)
-
-
-def read(folder: Path) -> Fingerprint | None:
-    """``None`` where there is none. Raises ``CheckpointError`` for a damaged one."""
-    try:
-        return from_json(json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))["facts"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{FILE_NAME} of {folder.name} is damaged; make {folder.name} again.") from error
 
 
 def from_json(facts: object) -> Fingerprint:

@@ -1,1 +1,1 @@
-"""Calls between the model processes of one server: Unix sockets under a keeper, BLS requests under a plain ``tritonserver``."""
+"""Calls between the model processes of one server, over Unix sockets, and the answers to clients."""

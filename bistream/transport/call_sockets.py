@@ -1,17 +1,16 @@
 """Calls between front models and models over Unix sockets: where they are, and how envelopes follow each other on them.
 
 A call over BLS passes through the server and wakes six threads of three processes, there and back; on a socket it wakes one or two, and
-takes a fifth of the time (docs/log/gpu.md). The sockets lie in the directory that the keeper shares with its models, which the server's own
-user alone can enter. Without a keeper there is none, and calls go over BLS (``channel.py``).
+takes a fifth of the time (docs/log/gpu.md). The sockets lie in the directory that the keeper shares with its models, or in that of
+temporary files where there is no keeper; the server's own user alone can connect.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+import tempfile
 from pathlib import Path
-
-import numpy as np
 
 from bistream.errors import InvalidInputError
 from bistream.processes.control_files import CONTROL_VARIABLE
@@ -19,19 +18,22 @@ from bistream.transport.envelope import Message, pack, unpack
 
 BUFFER_BYTES = 4 * 2**20  # of each direction in the kernel, if it allows as much: a first hop and a chunk fit, and nothing blocks
 MAX_ENVELOPE_BYTES = 2**28
+READ_BYTES = 2**18
 _LENGTH = struct.Struct("<Q")
 
 
-def socket_path(model: str) -> Path | None:
-    """Where a model listens; None: this server has no keeper."""
+def socket_path(model: str) -> Path:
+    """Where a model listens. Without a keeper the name has the process id of the server, which has started all model processes."""
     directory = os.environ.get(CONTROL_VARIABLE)
-    return Path(directory) / f"{model}.calls" if directory else None
+    if directory:
+        return Path(directory) / f"{model}.calls"
+    return Path(tempfile.gettempdir()) / f"bistream-{os.getuid()}-{os.getppid()}-{model}.calls"
 
 
 def frame(messages: list[Message]) -> bytes:
     """One envelope with its length before it."""
     envelope = pack(messages)
-    return b"".join((_LENGTH.pack(len(envelope)), envelope.data))
+    return _LENGTH.pack(len(envelope)) + envelope
 
 
 class Frames:
@@ -52,7 +54,7 @@ class Frames:
             envelope, end = begin + _LENGTH.size, begin + _LENGTH.size + length
             if end > len(self._received):
                 break
-            messages += unpack(np.frombuffer(bytes(memoryview(self._received)[envelope:end]), np.uint8))  # arrays are views of these bytes
+            messages += unpack(bytes(memoryview(self._received)[envelope:end]))  # arrays are views of these bytes
             begin = end
         del self._received[:begin]
         return messages

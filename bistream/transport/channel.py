@@ -1,160 +1,178 @@
-"""A channel to one model over BLS: calls of all its sessions, in the order in which they are made, in few requests.
+"""A channel to one model over a Unix socket (``call_sockets.py``): the calls of all its sessions, in the order in which they are made.
 
-A request over BLS blocks a thread here and one in the server until it is answered, and costs both processes and the server about 0.3 ms of
-a processor. So calls do not get one each. The *poster* sends all calls that have come while it sent the last ones, and the *collector*
-waits for answers in a request of its own, which the model answers with all that are there (``channel_end.py``). The busier the
-channel, the more a request carries. No call is delayed to fill a request: alone, it leaves at once.
+Everything happens in one event loop: a call leaves when it is made, its answer is delivered where it is read, and no thread is woken in
+between. What the kernel does not take at once is sent as soon as it does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-import secrets
-import threading
-from collections.abc import Sequence
-from queue import Empty, SimpleQueue
-from typing import Protocol
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
-from bistream.contract.codec import Arrays, text_array
-from bistream.contract.fields import ModelContract
-from bistream.errors import BistreamError, EngineError
-from bistream.transport.bls_client import BlsClient
-from bistream.transport.call_channel import Answers, CallChannel, failed
-from bistream.transport.call_sockets import socket_path
-from bistream.transport.direct_channel import DirectChannel
-from bistream.transport.envelope import Message, pack, unpack
+from bistream.contract.codec import Arrays
+from bistream.contract.refusals import format_error, parse_error
+from bistream.errors import BistreamError, CancelledError, EngineError
+from bistream.transport.call_sockets import BUFFER_BYTES, READ_BYTES, Frames, frame
+from bistream.transport.envelope import Message
 
 logger = logging.getLogger(__name__)
 
-MAX_CALL_BYTES = 2**20  # of one request, unless a single call is larger: shared memory grows with it and never shrinks
-CLOSE_TIMEOUT_S = 5.0
+Answers = asyncio.Queue[Message]
+CONNECT_TIMEOUT_S = 1.0  # a model that listens accepts at once
+_GIVEN_UP = format_error(CancelledError("The caller has given this call up."))
 
 
-class Asking(Protocol):
-    def ask(self, contract: ModelContract, arrays: Arrays) -> Arrays:
-        """One request; blocks until it is answered. Raises ``BistreamError``."""
+class CallChannel:
+    """Used by the loop's thread alone, but for ``close``, which may come when the loop has ended."""
 
+    def __init__(self, path: Path, model: str) -> None:
+        """path: where the model listens, from the first call on. model: its name, for the log."""
+        self._path = path
+        self._model = model
+        self._numbers = itertools.count()
+        self._waiting: dict[int, Answers] = {}
+        self._connection: _Connection | None = None
 
-class Channel(CallChannel):
-    """For the sessions of one event loop."""
+    async def ask(self, arrays: Arrays) -> Arrays:
+        """The only answer to a call: a view of what came with it. Raises the ``BistreamError`` that it was answered with.
 
-    def __init__(self, client: Asking, contract: ModelContract, channel_id: str) -> None:
-        """channel_id: random, so that nobody else can collect the answers."""
-        super().__init__()
-        self._client = client
-        self._contract = contract
-        self._channel_id = text_array(channel_id)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._calls: SimpleQueue[tuple[Message, Answers | None] | None] = SimpleQueue()
-        self._changed = threading.Condition()  # guards the fields below
-        self._waiting: dict[int, Answers] = {}  # calls that were sent, or are being sent, until their last answer
-        self._is_closed = False
-        self._threads = [
-            threading.Thread(target=work, name=f"bistream-{name}-{contract.name}", daemon=True)
-            for name, work in (("post", self._post), ("collect", self._collect))
-        ]
-        for thread in self._threads:
-            thread.start()
+        Where the model cannot be reached, or goes, that is ``EngineError``; the next call tries to reach it again.
+        """
+        number, answers = self._call(arrays)
+        try:
+            return _arrays(await answers.get())
+        finally:
+            self._waiting.pop(number, None)
 
-    def _send(self, message: Message, answers: Answers | None) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._calls.put((message, answers))
+    async def stream(self, arrays: Arrays, on_answer: Callable[[Arrays], Awaitable[None]]) -> None:
+        """Pass on the answers to a call as they come, until the last. Raises as ``ask`` does.
 
-    def _forget(self, number: int) -> None:
-        """The answer still arrives, and must be collected."""
+        Cancelled, or when ``on_answer`` raises, it gives the call up, and the model learns of that.
+        """
+        number, answers = self._call(arrays)
+        has_ended = False
+        try:
+            while not has_ended:
+                message = await answers.get()
+                has_ended = message.is_last
+                if given := _arrays(message):
+                    await on_answer(given)
+        finally:
+            self._waiting.pop(number, None)
+            if not has_ended and self._connection is not None:  # the end of a connection ends its calls
+                self._connection.send(frame([Message(number, error=_GIVEN_UP)]))
 
     def close(self) -> None:
-        """End the threads; one whose request a dead model never answers is left behind. Idempotent."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-        self._calls.put(None)
-        for thread in self._threads:
-            thread.join(CLOSE_TIMEOUT_S)
-            if thread.is_alive():
-                logger.error("%s does not answer its last request", self._contract.name)
+        """Idempotent."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
-    # The poster
-
-    def _post(self) -> None:
-        while calls := self._next_calls():
-            with self._changed:
-                self._waiting.update((message.number, answers) for message, answers in calls if answers is not None)
-                self._changed.notify_all()
-            numbers = [message.number for message, _ in calls]
-            try:
-                self._request({"calls": pack(message for message, _ in calls)})
-            except Exception as error:
-                self._fail(numbers, error)
-            del calls
-
-    def _next_calls(self) -> list[tuple[Message, Answers | None]]:
-        """Waits for a call; all that have come. Empty: the channel is closed."""
-        calls, size = [], 0
+    def _call(self, arrays: Arrays) -> tuple[int, Answers]:
+        number, answers = next(self._numbers), Answers()
+        data = frame([Message(number, arrays)])
         try:
-            call = self._calls.get()
-            while call is not None:
-                calls.append(call)
-                size += call[0].size
-                if size >= MAX_CALL_BYTES:
+            if self._connection is None:
+                self._connection = _Connection(self._path, self._answer, self._lost)
+        except OSError as error:
+            raise self._failure(error) from None
+        self._waiting[number] = answers
+        self._connection.send(data)
+        return number, answers
+
+    def _answer(self, messages: list[Message]) -> None:
+        for message in messages:
+            if (answers := self._waiting.get(message.number)) is not None:  # else it was given up
+                answers.put_nowait(message)
+
+    def _lost(self, connection: _Connection, error: Exception) -> None:
+        if connection is not self._connection:  # a broken connection can report more than once; later calls use a new one
+            return
+        self.close()
+        if not self._waiting:  # at the end of a server; where the model has died the keeper says so, and the next call finds out
+            logger.info("%s: %s", self._model, error)
+            return
+        failure = format_error(self._failure(error))
+        for number, answers in self._waiting.items():
+            answers.put_nowait(Message(number, error=failure))
+
+    def _failure(self, error: Exception) -> BistreamError:
+        logger.error("%s cannot be called: %s", self._model, error)
+        return EngineError("A model of the server failed; try again.")
+
+
+def _arrays(message: Message) -> Arrays:
+    if message.error is not None:
+        raise parse_error(message.error)
+    return message.arrays
+
+
+class _Connection:
+    """Raises ``OSError`` when nobody listens. Its callbacks come from the running loop."""
+
+    def __init__(self, path: Path, on_messages: Callable[[list[Message]], None], on_lost: Callable[[_Connection, Exception], None]) -> None:
+        self._on_messages = on_messages
+        self._on_lost = on_lost
+        self._frames = Frames()
+        self._unsent: deque[memoryview] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+            self._socket.settimeout(CONNECT_TIMEOUT_S)
+            self._socket.connect(str(path))
+            self._socket.setblocking(False)
+        except OSError:
+            self._socket.close()
+            raise
+        self._loop.add_reader(self._socket, self._read)
+
+    def send(self, data: bytes) -> None:
+        """In order; never blocks."""
+        self._unsent.append(memoryview(data))
+        if len(self._unsent) == 1:
+            self._write()
+
+    def close(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+        self._socket.close()
+
+    def _write(self) -> None:
+        try:
+            while self._unsent:
+                sent = self._socket.send(self._unsent[0])
+                if sent < len(self._unsent[0]):
+                    self._unsent[0] = self._unsent[0][sent:]
                     break
-                call = self._calls.get_nowait()
-            else:
-                self._calls.put(None)  # for the next time
-        except Empty:
+                self._unsent.popleft()
+        except BlockingIOError:
             pass
-        return calls
+        except OSError as error:
+            self._loop.call_soon(self._on_lost, self, error)  # not within the call that is being made
+            self._unsent.clear()
+            return
+        if self._unsent:
+            self._loop.add_writer(self._socket, self._write)
+        else:
+            self._loop.remove_writer(self._socket)
 
-    # The collector
-
-    def _collect(self) -> None:
-        while self._is_owed():
-            try:
-                messages = unpack(self._request({})["answers"])
-            except Exception as error:  # the model cannot be called: whatever was sent to it is lost
-                with self._changed:
-                    numbers = list(self._waiting)
-                self._fail(numbers, error)
-                continue
-            self._answer(messages)
-
-    def _is_owed(self) -> bool:
-        """Wait until an answer is missing: an idle channel must hold no request, which would hold up the server's end. False: closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closed)
-            return bool(self._waiting)
-
-    # Both
-
-    def _request(self, arrays: Arrays) -> Arrays:
-        return self._client.ask(self._contract, {"channel_id": self._channel_id, **arrays})
-
-    def _fail(self, numbers: Sequence[int], error: Exception) -> None:
-        if not isinstance(error, BistreamError):
-            logger.error("a request to %s failed", self._contract.name, exc_info=error)
-            error = EngineError("A model of the server failed; try again.")
-        self._answer([failed(number, error) for number in numbers])
-
-    def _answer(self, messages: Sequence[Message]) -> None:
-        with self._changed:
-            found = [(answers, message) for message in messages if (answers := self._waiting.get(message.number)) is not None]
-            for message in messages:
-                if message.is_last:
-                    self._waiting.pop(message.number, None)
-        assert self._loop is not None, "there was a call"
+    def _read(self) -> None:
         try:
-            self._loop.call_soon_threadsafe(_deliver, found)
-        except RuntimeError:
-            logger.error("%s answered after the sessions had been given up", self._contract.name)
-
-
-def _deliver(found: Sequence[tuple[Answers, Message]]) -> None:
-    for answers, message in found:
-        answers.put_nowait(message)
-
-
-def open_channel(client: BlsClient, contract: ModelContract) -> CallChannel:
-    """Over a socket where there is a keeper, else over BLS."""
-    path = socket_path(contract.name)
-    return Channel(client, contract, secrets.token_hex(16)) if path is None else DirectChannel(path, contract.name)
+            data = self._socket.recv(READ_BYTES)
+            if not data:
+                raise ConnectionError("it has closed its connection")
+            messages = self._frames.feed(data)
+        except BlockingIOError:
+            return
+        except (OSError, BistreamError) as error:
+            self._on_lost(self, error)
+            return
+        self._on_messages(messages)

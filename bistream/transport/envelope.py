@@ -1,6 +1,6 @@
-"""Calls of many sessions, or their answers, in one tensor: what a request between models costs does not depend on how much it carries.
+"""Calls of many sessions, or their answers, as bytes: what their way costs does not depend on how many there are.
 
-A packed envelope: the length of its head (uint32, little-endian); the head, JSON: for each message its number, its error or null,
+An envelope: the length of its head (uint32, little-endian); the head, JSON: for each message its number, its error or null,
 (name, type, shape) of its arrays, and whether it is the last; the bytes of all arrays, each from a multiple of 8 on. Pure.
 """
 
@@ -43,8 +43,8 @@ class Message:
         return sum(array.nbytes for array in self.arrays.values())
 
 
-def pack(messages: Iterable[Message]) -> NDArray[np.uint8]:
-    """uint8 [N]. BYTES arrays must have one element."""
+def pack(messages: Iterable[Message]) -> bytes:
+    """BYTES arrays must have one element."""
     head: list[tuple[int, str | None, list[tuple[str, str, tuple[int, ...]]], bool]] = []
     parts: list[bytes | memoryview] = []
     for message in messages:
@@ -58,13 +58,13 @@ def pack(messages: Iterable[Message]) -> NDArray[np.uint8]:
         head.append((message.number, message.error, specs, message.is_last))
     coded = json.dumps(head, separators=(",", ":")).encode()
     coded += b" " * (-(_LENGTH.size + len(coded)) % _ALIGNMENT)
-    return np.frombuffer(b"".join((_LENGTH.pack(len(coded)), coded, *parts)), np.uint8)
+    return b"".join((_LENGTH.pack(len(coded)), coded, *parts))
 
 
-def unpack(envelope: NDArray[np.uint8]) -> list[Message]:
+def unpack(envelope: bytes) -> list[Message]:
     """The arrays are views of the envelope. Raises ``InvalidInputError`` for anything that ``pack`` does not write."""
     try:
-        return list(_messages(np.ascontiguousarray(envelope).data))
+        return list(_messages(memoryview(envelope)))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, struct.error):
         raise InvalidInputError("An envelope of calls is damaged; send what bistream.transport.envelope packs.") from None
 

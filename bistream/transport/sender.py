@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from bistream.contract.refusals import format_error
 from bistream.errors import BistreamError, EngineError
-from bistream.transport.iterator_keeper import IteratorKeeper
 from bistream.transport.outbox import Outbox
 from bistream.types import AudioChunk
 
@@ -84,19 +83,12 @@ class Answerer(Protocol):
 class ResponseSender:
     """Answers one decoupled request. No method raises; after ``finish`` or ``fail`` every method is harmless."""
 
-    def __init__(self, pb_utils: Any, triton_sender: Any, keeper: IteratorKeeper | None = None) -> None:
-        """keeper: of a model that calls others over BLS; every completed ``is_cancelled`` lets it release iterators."""
+    def __init__(self, pb_utils: Any, triton_sender: Any) -> None:
         self._pb_utils = pb_utils
         self._triton_sender = triton_sender
-        self._keeper = IteratorKeeper() if keeper is None else keeper
         self._lock = threading.Lock()
         self._finished = False
-        self._has_sent = False
         self._cancelled = False
-
-    @property
-    def finished(self) -> bool:
-        return self._finished
 
     def send(self, arrays: Arrays) -> None:
         """One response with these outputs; dropped when the request is finished."""
@@ -132,24 +124,17 @@ class ResponseSender:
         """Whether the client's stream is gone. After the end: the last known answer."""
         with self._lock:
             if not self._finished and not self._cancelled:
-                with self._keeper.round_trip():
-                    self._cancelled = bool(self._triton_sender.is_cancelled())
+                self._cancelled = bool(self._triton_sender.is_cancelled())
             return self._cancelled
 
     def _end(self, error: BistreamError | None) -> None:
         with self._lock:
             if self._finished:
                 return
-            try:
-                self._send_end(error)
-            finally:
-                self._finished = True
-
-    def _send_end(self, error: BistreamError | None) -> None:
-        """The last responses of the request; with the lock held."""
-        if error is not None:
-            self._call(error_response(self._pb_utils, error))
-        self._call(None, final=True)
+            self._finished = True
+            if error is not None:
+                self._call(error_response(self._pb_utils, error))
+            self._call(None, final=True)
 
     def _call(self, response: Any, final: bool = False) -> None:
         """The only call of Triton's ``send``; with the lock held. A failure can only be logged."""
@@ -159,30 +144,8 @@ class ResponseSender:
                 self._triton_sender.send(flags=flags)
             else:
                 self._triton_sender.send(response, flags=flags)
-            self._has_sent = True
         except Exception:
             logger.exception("a response could not be sent")
-
-
-class SiblingResponseSender(ResponseSender):
-    """For models that other models call over BLS, where an error response is safe only as the first and final one.
-
-    Observed on this server: after an error that is not final, or is not the first response, the caller's iterator never ends or the
-    calling model can never be unloaded. So an error is sent together with the final flag; once data has been sent, it is sent in
-    band, as the outputs that ``in_band_error`` returns.
-    """
-
-    def __init__(self, pb_utils: Any, triton_sender: Any, in_band_error: Callable[[BistreamError], Arrays] | None = None) -> None:
-        super().__init__(pb_utils, triton_sender)
-        self._in_band_error = in_band_error
-
-    def _send_end(self, error: BistreamError | None) -> None:
-        if error is not None and not self._has_sent:
-            self._call(error_response(self._pb_utils, error), final=True)
-            return
-        if error is not None and self._in_band_error is not None:
-            self._call(data_response(self._pb_utils, self._in_band_error(error)))
-        self._call(None, final=True)
 
 
 class BistreamAudioSender:
@@ -252,9 +215,8 @@ class CollectingSender:
     ``request`` is the Triton request being executed; its cancellation is polled only until ``wait`` returns.
     """
 
-    def __init__(self, request: Any, keeper: IteratorKeeper) -> None:
+    def __init__(self, request: Any) -> None:
         self._request: Any = request
-        self._keeper = keeper
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._chunks: list[NDArray[np.float32]] = []
@@ -276,8 +238,7 @@ class CollectingSender:
             if self._request is None:
                 return False
             if not self._cancelled:  # a cancelled request needs no further round trip
-                with self._keeper.round_trip():
-                    self._cancelled = bool(self._request.is_cancelled())
+                self._cancelled = bool(self._request.is_cancelled())
             return self._cancelled
 
     def wait(self) -> NDArray[np.float32]:

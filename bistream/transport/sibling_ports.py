@@ -1,34 +1,28 @@
 """The orchestrator's ports in a server: its calls of the sibling models.
 
-Those of sessions go through a channel to each model: over a socket where there is a keeper (``direct_channel.py``), else over BLS
-(``channel.py``). The making of a voice is a request of its own over BLS.
+Those of sessions go through a channel to each model (``channel.py``), the analysis of a recording over BLS (``bls_client.py``).
 """
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, Protocol
-
-from numpy.typing import NDArray
 
 from bistream.contract.codec import Arrays, flat_values, input_arrays, output_arrays
 from bistream.contract.fields import AUDIO_TOKENIZER, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV, ModelContract
-from bistream.contract.refusals import format_error, parse_error
-from bistream.errors import BistreamError, CancelledError, EngineError, ShuttingDownError, UnknownSessionError
+from bistream.errors import CancelledError, EngineError, ShuttingDownError, UnknownSessionError
 from bistream.sessions.ports import Ports
 from bistream.text2token.one_table.prompts import Labels
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
 from bistream.transport.bls_client import BlsClient
-from bistream.transport.channel import open_channel
-from bistream.transport.iterator_keeper import IteratorKeeper
+from bistream.transport.call_sockets import socket_path
+from bistream.transport.channel import CallChannel
 from bistream.types import FinishReason, FloatArray, IntArray, SpeakerFeatures, SpeechTokens, TokenDemand, VoicePrompt
-
-logger = logging.getLogger(__name__)
 
 RELOAD_ATTEMPTS, RELOAD_WAIT_S = 16, 0.25  # 4 s: less than the end of a drain waits for its sessions
 
@@ -48,6 +42,11 @@ class Calling(Protocol):
     async def ask(self, arrays: Arrays) -> Arrays: ...
 
 
+def open_channel(contract: ModelContract) -> CallChannel:
+    """To a model of this server."""
+    return CallChannel(socket_path(contract.name), contract.name)
+
+
 class SiblingVoice:
     """``ports.VoicePort``. A model that is not loaded at the moment is waited for: the keeper reloads a model whose process has died."""
 
@@ -65,15 +64,18 @@ class SiblingVoice:
         return SpeakerFeatures(outputs["prompt_spk_embedding"], outputs["prompt_speech_feat"])
 
     def speaker_of_labels(self, labels: Labels, seed: int) -> IntArray:
-        made: IntArray = self._call(LLM_BISTREAM, {**flat_values(labels), "seed": seed})["made_voice"]
+        async def asked() -> Arrays:  # in a loop and on a connection of its own: these voices are made seldom, and on another thread
+            with closing(open_channel(LLM_BISTREAM)) as channel:
+                return await channel.ask(input_arrays(LLM_BISTREAM, {**flat_values(labels), "seed": seed}))
+
+        made: IntArray = asyncio.run(asked())["made_voice"]
         return made
 
     def _call(self, contract: ModelContract, values: dict[str, Any]) -> Arrays:
         """A refused call has not reached the model, so it can be repeated."""
-        call = self._client.ask if contract.decoupled else self._client.call
         for _ in range(RELOAD_ATTEMPTS):
             try:
-                return call(contract, input_arrays(contract, values))
+                return self._client.call(contract, input_arrays(contract, values))
             except ShuttingDownError:
                 self._pause(RELOAD_WAIT_S)
         raise EngineError("A model of the server is being loaded; try again in a few seconds.")
@@ -146,11 +148,9 @@ class SiblingToken2Wav:
 
 
 def speech_tokens(outputs: Arrays) -> SpeechTokens:
-    """One response of ``llm_bistream``. Raises the ``BistreamError`` that ended the session."""
+    """One response of ``llm_bistream``."""
     text_fed, text_tokens_fed, attended = outputs["text_fed"].reshape(-1).tolist()
-    reason = FinishReason(_text(outputs["finish_reason"])) if outputs["is_final"].reshape(-1)[0] else None
-    if reason is FinishReason.ERROR:
-        raise parse_error(_text(outputs["error"]))
+    reason = FinishReason(outputs["finish_reason"].reshape(-1)[0].decode("utf-8")) if outputs["is_final"].reshape(-1)[0] else None
     return SpeechTokens(
         token_ids=tuple(int(token) for token in outputs["speech_token_ids"]),
         text_consumed=int(outputs["text_consumed"].reshape(-1)[0]),
@@ -162,7 +162,7 @@ def speech_tokens(outputs: Arrays) -> SpeechTokens:
     )
 
 
-def speech_token_arrays(message: SpeechTokens, error: BistreamError | None = None) -> Arrays:
+def speech_token_arrays(message: SpeechTokens) -> Arrays:
     """The outputs of ``llm_bistream`` for one message; the inverse of ``speech_tokens``."""
     attended = -1 if message.text_attended is None else message.text_attended
     values = {
@@ -172,19 +172,8 @@ def speech_token_arrays(message: SpeechTokens, error: BistreamError | None = Non
         "text_consumed": message.text_consumed,
         "text_fed": (message.text_fed, message.text_tokens_fed, attended),
         "is_resting": message.is_resting,
-        "error": format_error(error) if error else "",
     }
     return output_arrays(LLM_BISTREAM, values)
-
-
-def speech_error_arrays(error: BistreamError) -> Arrays:
-    """The last message of a session that failed after it had sent tokens."""
-    return speech_token_arrays(SpeechTokens((), finish_reason=FinishReason.ERROR), error)
-
-
-def _text(array: NDArray[Any]) -> str:
-    text: str = array.reshape(-1)[0].decode("utf-8")
-    return text
 
 
 async def _send_cancel(channel: Calling, contract: ModelContract, session_id: str) -> None:
@@ -195,11 +184,10 @@ async def _send_cancel(channel: Calling, contract: ModelContract, session_id: st
 class SiblingModels:
     """The ports of one front model; ``close`` it after the orchestrator."""
 
-    def __init__(self, pb_utils: Any, keeper: IteratorKeeper) -> None:
-        client = BlsClient(pb_utils, keeper)
-        self._channels = [open_channel(client, contract) for contract in (LLM_BISTREAM, TOKEN2WAV)]
+    def __init__(self, pb_utils: Any) -> None:
+        self._channels = [open_channel(contract) for contract in (LLM_BISTREAM, TOKEN2WAV)]
         language_model, token2wav = self._channels
-        self.ports = Ports(SiblingVoice(client), SiblingLanguageModel(language_model), SiblingToken2Wav(token2wav))
+        self.ports = Ports(SiblingVoice(BlsClient(pb_utils)), SiblingLanguageModel(language_model), SiblingToken2Wav(token2wav))
 
     def close(self) -> None:
         """Idempotent."""

@@ -16,7 +16,7 @@ from bistream.errors import BistreamError, EngineError
 from bistream.sessions.event_loop import EventLoop
 from bistream.sessions.ports import AudioSender
 from bistream.sessions.watcher import POLL_INTERVAL_S, ClientPoller
-from bistream.transport.call_channel import CallChannel
+from bistream.transport.channel import CallChannel
 from bistream.types import AudioChunk
 
 logger = logging.getLogger(__name__)

@@ -32,9 +32,6 @@ class TritonInputs(Inputs):
         """All of the contract's that the request has, as they came. Copied: Triton reuses the memory."""
         return {name: tensor.as_numpy().copy() for name, tensor in self._tensors.items() if name in self.contract.by_name}
 
-    def has(self, name: str) -> bool:
-        return name in self._tensors
-
     def parameter(self, name: str) -> Any:
         return json.loads(self._request.parameters() or "{}").get(name)
 

@@ -1,10 +1,8 @@
 """Buffers the speech tokens of one session until the calling model requests them.
 
-``llm_bistream`` answers a sibling only with single responses: a stream of several can deadlock the caller's process (see
-``bls_client.BlsClient.ask``). So the messages of a session are collected here, and each request takes those that have arrived.
-
-An answer costs both processes about as much time as a step of the language model, so it is held back until it is useful: until the
-requested number of tokens has arrived, or no more will come for now. Thread-safe; used by the ``model.py`` of ``llm_bistream``.
+An answer costs both processes about as much time as a step of the language model. So the messages of a session are collected here, and
+a request for tokens is answered when that is useful: as many as it wants have arrived, or no more will come for now. Thread-safe; used
+by the ``model.py`` of ``llm_bistream``.
 """
 
 from __future__ import annotations

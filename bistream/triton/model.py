@@ -23,9 +23,8 @@ from bistream.errors import BistreamError
 from bistream.metrics.recorder import Recorder
 from bistream.processes.start_phases import interpreter_is_ready, phase
 from bistream.transport.call_sockets import socket_path
-from bistream.transport.channel_end import BlsEnds, CallAnswer
-from bistream.transport.direct_end import DirectEnds
-from bistream.transport.sender import Answerer, Arrays, ResponseSender, SiblingResponseSender, data_response, error_response, public_error
+from bistream.transport.channel_end import CallAnswer, ChannelEnds
+from bistream.transport.sender import Answerer, Arrays, ResponseSender, data_response, error_response, public_error
 from bistream.triton.free_memory import release_free_memory_now_and_then
 from bistream.triton.inputs import TritonInputs
 from bistream.triton.startup import (
@@ -102,19 +101,14 @@ class DecoupledModel(TritonModel):
 
     def execute(self, requests: Sequence[Any]) -> None:
         for request in requests:
-            inputs = TritonInputs(request, self.contract)
-            sender = self.sender(request.get_response_sender(), inputs)
+            sender = ResponseSender(self.backend, request.get_response_sender())
             try:
-                self.refuse_when_closing()
-                self.take(inputs, sender)
+                self.take(TritonInputs(request, self.contract), sender)
             except Exception as error:
                 sender.fail(public_error(error))
 
-    def sender(self, triton_sender: Any, inputs: TritonInputs) -> ResponseSender:
-        """How this model answers a request with these inputs."""
-        return ResponseSender(self.backend, triton_sender)
-
     def take(self, inputs: TritonInputs, sender: ResponseSender) -> None:
+        self.refuse_when_closing()
         self.handle(inputs, sender)
 
     @abstractmethod
@@ -169,28 +163,21 @@ class SiblingModel(DecoupledModel):
 
     def initialize(self, args: dict[str, str]) -> None:
         self.outbox = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{self.contract.name}-send")
-        self.handling = threading.RLock()  # requests come from the thread of ``execute``, calls also from those of the sockets
-        self._bls_ends = BlsEnds(self.contract, self._handle_alone, self.outbox)
-        self._direct_ends: DirectEnds | None = None
+        self.handling = threading.RLock()  # requests come from the thread of ``execute``, calls from those of the sockets
+        self._ends: ChannelEnds | None = None
         super().initialize(args)
-        if (path := socket_path(self.contract.name)) is not None:
-            with refusing_to_load(self.backend):
-                self._direct_ends = DirectEnds(path, self.contract, self._handle_alone, self.outbox)
+        with refusing_to_load(self.backend):
+            self._ends = ChannelEnds(socket_path(self.contract.name), self.contract, self.take, self.outbox)
 
     def finalize(self) -> None:
         super().finalize()
-        if self._direct_ends is not None:
-            self._direct_ends.close()
+        if self._ends is not None:
+            self._ends.close()
 
-    def sender(self, triton_sender: Any, inputs: TritonInputs) -> ResponseSender:
-        return SiblingResponseSender(self.backend, triton_sender)
-
-    def take(self, inputs: TritonInputs, sender: ResponseSender) -> None:
-        channel_id = inputs.value("channel_id")
-        if channel_id is None:
-            self._handle_alone(inputs, sender)
-        else:
-            self._bls_ends.take(channel_id, inputs, sender)
+    def take(self, inputs: Inputs, sender: Answerer) -> None:
+        with self.handling:
+            self.refuse_when_closing()
+            self.handle(inputs, sender)
 
     def post_answer(self, sender: Answerer, send: Callable[[], None]) -> None:
         """Answer with ``send``, which calls ``sender``; with an error if it raises, and so nothing raises here or is left unanswered.
@@ -208,11 +195,6 @@ class SiblingModel(DecoupledModel):
             answer()
         else:
             self.outbox.submit(answer)
-
-    def _handle_alone(self, inputs: Inputs, sender: Answerer) -> None:
-        with self.handling:
-            self.refuse_when_closing()
-            self.handle(inputs, sender)
 
     @abstractmethod
     def handle(self, inputs: Inputs, sender: Answerer) -> None:

@@ -10,12 +10,10 @@ from typing import Any, ClassVar
 
 from bistream.config import RuntimeConfig
 from bistream.contract.fields import CALLED_BISTREAM, ModelContract
-from bistream.transport.bls_client import BlsClient
-from bistream.transport.channel import open_channel
-from bistream.transport.iterator_keeper import IteratorKeeper
 from bistream.transport.outbox import Outbox
 from bistream.transport.overlap import OverlappingSender
 from bistream.transport.sender import Arrays, CollectingSender, ResponseSender, WaveformSender
+from bistream.transport.sibling_ports import open_channel
 from bistream.triton.handover import HandOver
 from bistream.triton.inputs import TritonInputs, upstream_arrays
 from bistream.triton.model import DecoupledModel, UnaryModel
@@ -28,9 +26,8 @@ class _HandingOver:
         self.contract = contract
 
     def open(self, config: RuntimeConfig) -> None:
-        self._keeper = IteratorKeeper()
         self._outbox = Outbox("bistream-send")
-        self._hand_over = HandOver(open_channel(BlsClient(self.backend, self._keeper), CALLED_BISTREAM), config.drain_timeout_s)
+        self._hand_over = HandOver(open_channel(CALLED_BISTREAM), config.drain_timeout_s)
 
     def close(self) -> None:
         self._hand_over.close()
@@ -38,9 +35,6 @@ class _HandingOver:
 
 
 class _Streaming(_HandingOver, DecoupledModel):
-    def sender(self, triton_sender: Any, inputs: TritonInputs) -> ResponseSender:
-        return ResponseSender(self.backend, triton_sender, self._keeper)
-
     def handle(self, inputs: TritonInputs, sender: ResponseSender) -> None:
         repeated = self.contract.repeated_samples
         chunks = OverlappingSender(sender, self._outbox, repeated) if repeated else WaveformSender(sender, self._outbox)
@@ -49,7 +43,7 @@ class _Streaming(_HandingOver, DecoupledModel):
 
 class _Offline(_HandingOver, UnaryModel):
     def answer(self, inputs: TritonInputs, request: Any) -> Arrays:
-        sender = CollectingSender(request, self._keeper)
+        sender = CollectingSender(request)
         self._hand_over.handle(upstream_arrays(inputs, is_offline=True), sender)
         return {"waveform": sender.wait()}
 

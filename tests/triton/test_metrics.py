@@ -134,7 +134,7 @@ def check_histogram(samples: Any, name: str) -> None:
 
 
 def test_the_tier_of_every_network_is_a_metric(server: TritonServer) -> None:
-    """Two processes contribute to one family, through Triton."""
+    """Two processes contribute to one family."""
     tiers = {sample.labels["stage"]: sample.labels["tier"] for sample in scrape(server).families["bistream_tier"].samples}
     assert tiers == {"language_model": "plain", "flow": "plain", "vocoder": "plain"}
 

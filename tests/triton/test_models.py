@@ -63,7 +63,7 @@ def test_llm_bistream_streams_speech_tokens(grpc_url: str) -> None:
 
 
 @pytest.mark.parametrize("values", [{"text": "No session."}, {"session_id": "unknown", "text": "x", "is_start": False}, {"gender": "male"}])
-def test_llm_bistream_refuses_with_the_final_flag(grpc_url: str, values: dict[str, Any]) -> None:
+def test_llm_bistream_refuses(grpc_url: str, values: dict[str, Any]) -> None:
     with Stream(grpc_url) as stream:
         refused = stream.receive_error(stream.send("llm_bistream", **values))
     assert refused.code in ("INVALID_INPUT", "UNKNOWN_SESSION")

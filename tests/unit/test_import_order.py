@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 # Parts (modules or sub-packages of bistream) on one line do not import each other.
 ORDER: tuple[frozenset[str], ...] = tuple(
@@ -33,109 +31,13 @@ ORDER: tuple[frozenset[str], ...] = tuple(
     """.strip().splitlines()
 )
 RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
-# Modules inside a package, in the same form.
-ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
-    "text": tuple(
-        frozenset(line.split())
-        for line in """
-        certain_tokens units effort scripts characters
-        special_tokens front_end
-        tokenizer speakable prompt_form span_words number_words tags blanks capitals markdown
-        reading_context reading
-        spans written_forms
-        english_times chinese_amounts
-        english_amounts chinese_readers
-        english_readers
-        normalization
-        preparation
-        text_in
-        """.strip().splitlines()
-    ),
-    "token2wav": tuple(
-        map(
-            frozenset,
-            (
-                ("renderer", "capacity", "load_report", "fidelity"),
-                ("hop_jobs", "vocoder_ahead"),
-                ("speech_stages", "codec_renderer"),
-                ("background", "factory", "hop_metrics"),
-                ("computing",),
-                ("schedule",),
-                ("service",),
-            ),
-        )
-    ),
-    "gpu": (
-        frozenset({"device", "steps"}),
-        frozenset({"fidelity", "kept_tensors", "precision", "recording", "claims", "side_stream", "tier"}),  # of every tier
-        frozenset({"arithmetic", "dependent_launch", "compile_worker"}),  # of kernels: these import triton
-        frozenset({"compile_ahead"}),
-    ),
-    "contract": (
-        frozenset({"audio", "checks", "field", "refusals", "voices"}),
-        frozenset({"ended_sessions", "fields"}),
-        frozenset({"codec"}),
-    ),
-    "hops": (frozenset({"policy", "queue", "speeds", "text_pace"}), frozenset({"batch_rules"})),
-    "checkpoints": tuple(
-        frozenset(names.split())
-        for names in ("config files", "model_card sizes", "one_table", "reader", "listing", "download", "released model_dir")
-    ),
-    "transport": tuple(
-        frozenset(names.split())
-        for names in (
-            "envelope iterator_keeper outbox",
-            "call_sockets call_channel sender bls_client",
-            "channel_end direct_channel overlap",
-            "channel direct_end",
-            "sibling_ports",
-        )
-    ),
-    "metrics": tuple(frozenset(names.split()) for names in ("catalogue session_log stage_times", "recorder")),
-    "sessions": tuple(
-        frozenset(line.split())
-        for line in """
-        event_loop named_voices playback ports
-        request_checks
-        load session session_record voices
-        language_model_client services
-        hop_pacing
-        speaking
-        watcher
-        orchestrator
-        """.strip().splitlines()
-    ),
-}
-IMPORT_TRITON = {
-    "arithmetic",
-    "dependent_launch",
-    "compile_ahead",
-    "compile_worker",
-}  # modules of gpu; beside them only the cuda folders
+# Modules of gpu; beside them only the cuda folders.
+IMPORT_TRITON = {"arithmetic", "dependent_launch", "compile_ahead", "compile_worker"}
 PACKAGES = ("bistream", "gateway", "interfaces", "scripts")
 STAGES = ("text2token", "token2mel", "mel2wav")
 CLIENT_MAY_IMPORT = {"audio", "config", "contract", "types", "client", "errors"}
-KEEPER_MAY_IMPORT = {"settings", "options"}  # of the gate
+KEEPER_MAY_IMPORT = {"gateway.settings", "gateway.options"}
 GATEWAY_MAY_IMPORT = {"config", "contract", "errors", "processes"}
-# Modules of the gate, in the manner of ORDER; a package stands for all of its modules.
-GATEWAY_ORDER = tuple(
-    frozenset(line.split())
-    for line in """
-    settings refusals budget grpc_call token_buckets
-    requests keys admission metrics options listening
-    messages upstream
-    session_stream
-    session
-    session_table
-    gate
-    conversation
-    public http_json http_server
-    grpc_questions
-    grpc_server http_api
-    process
-    __main__
-    """.strip().splitlines()
-)
 DOORS = {"grpc_call", "grpc_server", "grpc_questions", "http_api", "http_json", "http_server"}
 
 
@@ -145,26 +47,24 @@ def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
     return [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
-def imported_modules(path: Path) -> Iterator[tuple[list[str], int]]:
-    """(names below bistream, line) of every import in a file."""
+def imported_names(path: Path) -> Iterator[tuple[str, int]]:
+    """(dotted name, line) of every import in a file; of ``from bistream import x`` it is ``bistream.x``."""
     for node in import_statements(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: relative imports hide the direction"
-            names = [node.module or ""] if node.module != "bistream" else [f"bistream.{alias.name}" for alias in node.names]
         else:
-            continue
+            assert node.level == 0, f"{path}:{node.lineno}: relative imports hide the direction"
+            module = node.module or ""
+            names = [module] if "." in module or module not in PACKAGES else [f"{module}.{alias.name}" for alias in node.names]
         for name in names:
-            parts = name.split(".")
-            if parts[0] == "bistream" and len(parts) > 1:
-                yield parts[1:], node.lineno
+            yield name, node.lineno
 
 
 def imported_parts(path: Path) -> Iterator[tuple[str, int]]:
     """(part of bistream, line) of every import in a file."""
-    for names, line in imported_modules(path):
-        yield names[0], line
+    for name, line in imported_names(path):
+        if name.startswith("bistream."):
+            yield name.split(".")[1], line
 
 
 def part_of(path: Path) -> str:
@@ -211,20 +111,6 @@ def test_no_part_imports_a_later_one() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("package", sorted(ORDER_INSIDE))
-def test_no_module_of_a_package_imports_a_later_one(package: str) -> None:
-    rank = {module: number for number, modules in enumerate(ORDER_INSIDE[package]) for module in modules}
-    files = {path.stem: path for path in sources(f"bistream/{package}") if path.stem != "__init__"}
-    assert set(files) == set(rank), f"give {sorted(set(files) ^ set(rank))} a place in ORDER_INSIDE"
-    wrong = [
-        f"{path.relative_to(ROOT)}:{line} imports {names[1]}"
-        for module, path in files.items()
-        for names, line in imported_modules(path)
-        if names[0] == package and len(names) > 1 and rank[names[1]] >= rank[module]
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
 def test_the_stages_do_not_import_each_other() -> None:
     for stage in STAGES:
         imported = {name for path in sources(f"bistream/{stage}") for name, _ in imported_parts(path)}
@@ -247,36 +133,13 @@ def test_only_kernel_code_imports_triton() -> None:
     """The choice of a tier, and the tiers without our own kernels, work without Triton."""
     for path in sources("bistream"):
         place = path.relative_to(ROOT / "bistream").parts
-        is_kernel_code = "cuda" in place or (place[0] == "gpu" and path.stem in IMPORT_TRITON)
-        kernel_parts = {f"gpu.{name}" for name in IMPORT_TRITON}
-        if not is_kernel_code:
-            assert not any(".".join(names[:2]) in kernel_parts for names, _ in imported_modules(path)), path
+        if "cuda" not in place and not (place[0] == "gpu" and path.stem in IMPORT_TRITON):
+            assert not {name for name, _ in imported_names(path)} & {f"bistream.gpu.{name}" for name in IMPORT_TRITON}, path
             assert "triton" not in top_level_packages(path), path
 
 
 def top_level_packages(path: Path) -> set[str]:
-    found = set()
-    for node in import_statements(path):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found.add((node.module or "").split(".")[0])
-    return found
-
-
-def gateway_imports(path: Path) -> set[str]:
-    """Modules of the gate that a file imports when it runs (not those for types alone)."""
-    text = path.read_text(encoding="utf-8")
-    if "gateway" not in text:
-        return set()
-    tree = ast.parse(text)
-    for_types = {inner for node in tree.body if isinstance(node, ast.If) for inner in ast.walk(node)}
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node not in for_types and (node.module or "").split(".")[0] == "gateway":
-            inside = (node.module or "").split(".")[1:]
-            found |= {inside[0]} if inside else {alias.name for alias in node.names}
-    return found
+    return {name.split(".")[0] for name, _ in imported_names(path)}
 
 
 def test_the_gate_imports_only_the_contract() -> None:
@@ -285,43 +148,19 @@ def test_the_gate_imports_only_the_contract() -> None:
 
 
 def test_only_the_keeper_knows_the_gate_and_only_its_command_line() -> None:
-    allowed = {"gate"}
     for path in sources("bistream"):
-        assert gateway_imports(path) <= (KEEPER_MAY_IMPORT if path.parent.name == "keeper" and path.stem in allowed else set()), path
-
-
-def test_no_module_of_the_gate_imports_a_later_one() -> None:
-    rank = {module: number for number, modules in enumerate(GATEWAY_ORDER) for module in modules}
-    files = [path for path in sources("gateway") if path.parent.name == "gateway" and path.stem != "__init__"]
-    places = {path.stem for path in files}
-    assert places == set(rank), f"give {sorted(places ^ set(rank))} a place in GATEWAY_ORDER"
-    wrong = [f"{path.stem} imports {name}" for path in files for name in gateway_imports(path) if rank[name] >= rank[path.stem]]
-    assert not wrong, wrong
+        allowed = KEEPER_MAY_IMPORT if path.parent.name == "keeper" else set()
+        assert {name for name, _ in imported_names(path) if name.startswith("gateway")} <= allowed, path
 
 
 def test_the_core_of_the_gate_knows_no_web_framework() -> None:
     for path in sources("gateway"):
-        names = {
-            name.split(".")[0]
-            for node in import_statements(path)
-            for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
-        }
-        assert path.stem in DOORS or not names & {"starlette", "uvicorn", "fastapi"}, path
+        assert path.stem in DOORS or not top_level_packages(path) & {"starlette", "uvicorn", "fastapi"}, path
 
 
 def interfaces_imports(path: Path) -> set[str]:
     """Packages of the interfaces, ``gateway`` modules and parts of bistream that a file imports, as ``gateway.keys``."""
-    found = set()
-    for node in import_statements(path):
-        for name in (
-            [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else [a.name for a in node.names]
-            if isinstance(node, ast.Import)
-            else []
-        ):
-            found.add(".".join(name.split(".")[:2]))
-    return found
+    return {".".join(name.split(".")[:2]) for name, _ in imported_names(path)}
 
 
 def test_the_interfaces_import_only_the_contract_the_client_and_the_gates_tools() -> None:
@@ -361,9 +200,7 @@ def test_core_audio_and_protocols_know_no_web_framework() -> None:
 
 def test_only_model_code_knows_the_python_backend() -> None:
     for path in sources("bistream"):
-        for node in import_statements(path):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None)]
-            assert "triton_python_backend_utils" not in names, path
+        assert "triton_python_backend_utils" not in top_level_packages(path), path
 
 
 def test_importing_loads_no_heavy_library() -> None:

@@ -12,6 +12,7 @@ import pytest
 from bistream.checkpoints.model_card import MODEL_CARD_FILE
 from bistream.contract.fields import CONTRACTS
 from bistream.conversion.records import MADE_OF, file_sha256
+from scripts import make_model_repo
 from scripts.make_model_repo import RepositoryError, main, make, model_names, model_values
 
 
@@ -177,11 +178,12 @@ def test_wrong_settings_are_refused_and_the_old_repository_stays(
     assert [path.name for path in tmp_path.iterdir()] == ["repo"]
 
 
-def test_a_failure_in_the_middle_leaves_the_old_repository(tmp_path: Path) -> None:
+def test_a_failure_in_the_middle_leaves_the_old_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "repo"
     values = model_values(["token2wav", "cosyvoice2"], {"model_dir": "/m"}, "torch")
     make(out, values)
     before = files(out)
+    monkeypatch.setattr(make_model_repo, "ROOT", tmp_path / "nothing")
     with pytest.raises(RepositoryError, match="token2wav"):
-        make(out, values, root=tmp_path / "nothing")
+        make(out, values)
     assert files(out) == before

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from bistream.keeper.gpu_sharing import DEVICES_VARIABLE
-from bistream.keeper.host import ServerError
+from bistream.keeper.host import ServerError, check_free
 from scripts.edge_command import edge_command
 from scripts.serve import make_parser
 from scripts.serve import parse_arguments as parse_serve_arguments
 from scripts.serve_gpus import (
-    check_ports,
     gpus_of_servers,
     main,
     parse_arguments,
@@ -116,8 +115,8 @@ def test_without_a_gpu_somebody_must_say_how_many_servers(monkeypatch: pytest.Mo
     assert capsys.readouterr().err.startswith("serve_gpus.py: No GPU is visible to this process; give --servers N")
 
 
-def test_a_port_in_use_is_told_before_anything_starts() -> None:
+def test_a_port_in_use_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ServerError, match=f"^Port {port} is in use; "):
-            check_ports(parse_arguments(["--grpc-port", str(port), "--http-port", "0", "--admin-port", "0"]))
+            check_free([("127.0.0.1", 0), ("127.0.0.1", port)])

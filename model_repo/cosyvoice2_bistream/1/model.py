@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
@@ -11,7 +9,7 @@ from bistream.contract.codec import Inputs
 from bistream.contract.fields import CALLED_BISTREAM
 from bistream.transport.outbox import Outbox
 from bistream.transport.sender import Answerer, BistreamAudioSender, CallAudioSender, ResponseSender
-from bistream.triton.inputs import TritonInputs, bistream_request
+from bistream.triton.inputs import bistream_request
 from bistream.triton.model import SiblingModel
 
 
@@ -23,22 +21,15 @@ class TritonPythonModel(SiblingModel):
 
     def open(self, config: RuntimeConfig) -> None:
         from bistream.sessions.orchestrator import Orchestrator
-        from bistream.transport.iterator_keeper import IteratorKeeper
         from bistream.transport.sibling_ports import SiblingModels
         from bistream.triton.front_model import follow_keeper
         from bistream.triton.voice_lists import VoiceLists
 
-        self._keeper = IteratorKeeper()
-        self._models = SiblingModels(pb_utils, self._keeper)
+        self._models = SiblingModels(pb_utils)
         self._to_clients = Outbox("bistream-send")
         self._orchestrator = Orchestrator(config, self._models.ports, recorder=self.recorder)
         self._voice_lists = VoiceLists(self._orchestrator.listed_voices)
         follow_keeper(self.status, self._orchestrator)
-
-    def sender(self, triton_sender: Any, inputs: TritonInputs) -> ResponseSender:
-        if inputs.has("channel_id"):
-            return super().sender(triton_sender, inputs)
-        return ResponseSender(pb_utils, triton_sender, self._keeper)
 
     def handle(self, inputs: Inputs, sender: Answerer) -> None:
         if inputs.value("is_voice_list"):

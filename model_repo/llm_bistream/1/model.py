@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
@@ -12,18 +11,16 @@ from bistream.config import RuntimeConfig
 from bistream.contract.codec import Inputs, output_arrays
 from bistream.contract.fields import LLM_BISTREAM
 from bistream.errors import BistreamError, UnknownSessionError
-from bistream.metrics.catalogue import AUDIO_STAGE
+from bistream.metrics.catalogue import AUDIO_STAGE, TIER
 from bistream.text.effort import takes_long
 from bistream.text.preparation import chosen_normalization
 from bistream.text2token.one_table.prompts import Labels, SpeakerTokens
 from bistream.text2token.service import LanguageModelStart
-from bistream.transport.sender import Answerer, ResponseSender, SiblingResponseSender, public_error
-from bistream.transport.sibling_ports import speech_error_arrays, speech_token_arrays
-from bistream.triton.inputs import TritonInputs
+from bistream.transport.sender import Answerer, public_error
+from bistream.transport.sibling_ports import speech_token_arrays
 from bistream.triton.mailbox import TokenMailbox
 from bistream.triton.model import SiblingModel
 from bistream.triton.ordered_work import OrderedWork
-from bistream.triton.tier_metrics import TierMetrics
 from bistream.types import SpeechTokens
 
 TEXT_THREADS = 4  # that many sessions with slow texts do not wait for each other
@@ -40,12 +37,9 @@ class TritonPythonModel(SiblingModel):
 
         self._service = SpeechTokenService(config, recorder=self.recorder)
         self._first_hop_tokens = self.recorder.histogram(AUDIO_STAGE, "first_hop_tokens")
-        self._tier_metrics = TierMetrics(pb_utils, self._service.tiers)
+        self.recorder.read(TIER, lambda: {choice.labels: 1.0 for choice in self._service.tiers})
         self._mailboxes: dict[str, TokenMailbox] = {}  # with ``handling`` held
         self._slow_texts = OrderedWork(TEXT_THREADS, "llm_bistream-text")
-
-    def sender(self, triton_sender: Any, inputs: TritonInputs) -> ResponseSender:
-        return SiblingResponseSender(pb_utils, triton_sender, speech_error_arrays)
 
     def handle(self, inputs: Inputs, sender: Answerer) -> None:
         if inputs.value("gender") is not None:
@@ -138,7 +132,6 @@ class TritonPythonModel(SiblingModel):
 
     def close(self) -> None:
         self._slow_texts.close()
-        self._tier_metrics.close()
         self._service.close()
         self.outbox.shutdown()
 

@@ -11,11 +11,11 @@ from bistream.config import RuntimeConfig
 from bistream.contract.codec import Inputs
 from bistream.contract.fields import TOKEN2WAV
 from bistream.errors import InvalidInputError
+from bistream.metrics.catalogue import TIER
 from bistream.processes.start_phases import phase
 from bistream.transport.sender import Answerer, public_error
 from bistream.triton.inputs import voice_prompt
 from bistream.triton.model import SiblingModel
-from bistream.triton.tier_metrics import TierMetrics
 from bistream.types import FloatArray, VoicePrompt
 
 
@@ -36,7 +36,7 @@ class TritonPythonModel(SiblingModel):
         self._named = open_voices(config)
         self._voices = VoiceCache(config.voice_cache_size)
         self._token2wav = Token2Wav(config, recorder=self.recorder, gpu_claims=gpu_claims(resolve_device(config.device), HOPS))
-        self._tier_metrics = TierMetrics(pb_utils, self._token2wav.tiers)
+        self.recorder.read(TIER, lambda: {choice.labels: 1.0 for choice in self._token2wav.tiers})
 
     def handle(self, inputs: Inputs, sender: Answerer) -> None:
         session_id = inputs.value("session_id")
@@ -84,7 +84,6 @@ class TritonPythonModel(SiblingModel):
         return self._token2wav.healthy
 
     def close(self) -> None:
-        self._tier_metrics.close()
         self._token2wav.close()
         self.outbox.shutdown()
 

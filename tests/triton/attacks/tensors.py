@@ -9,14 +9,12 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bistream.contract.codec import scalar_array, text_array
 from bistream.contract.field import Field
 from bistream.contract.fields import ModelContract
 from bistream.text.special_tokens import SPECIAL_TOKENS
-from bistream.transport.envelope import Message, pack
 from tests.sounds import speech_like
 
-TYPES: dict[str, Any] = {"BOOL": np.bool_, "INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "FP64": np.float64, "UINT8": np.uint8}
+TYPES: dict[str, Any] = {"BOOL": np.bool_, "INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "FP64": np.float64}
 IDS = ("a", "b")  # valid ones; whoever sends these requests cancels both afterwards
 SCALE = {"reference_wav": 0.1, "source_wav": 0.1}
 # Number of elements of a vector. Long ones are rare: each costs the server, and hypothesis, most of the time.
@@ -107,8 +105,6 @@ def values(spec: Field) -> st.SearchStrategy[Tensor]:
         return SPEAKERS
     if spec.name in ("gender", "pitch", "speaking_rate"):
         return LABELS
-    if spec.name == "calls":
-        return ENVELOPES
     if spec.datatype == "BYTES":
         return TEXTS
     return vectors(spec) if -1 in spec.dims else _scalar(spec.datatype, NUMBERS[spec.datatype])
@@ -167,33 +163,13 @@ GOOD: dict[str, tuple[dict[str, Tensor], ...]] = {
 }
 
 
-def _calls(*calls: dict[str, Any]) -> dict[str, Tensor]:
-    """A front model's request that carries calls."""
-    return {"channel_id": bytes_tensor("a"), "calls": array_tensor("UINT8", pack(Message(*each) for each in enumerate(calls)))}
-
-
-ENDED = {"session_id": text_array(IDS[0]), "is_cancel": scalar_array(True, np.bool_)}
-STARTED = {"session_id": text_array(IDS[1]), "text": text_array("Yes.")}
-CHANNELED = (_calls(), _calls(ENDED, STARTED, ENDED), _calls({"session_id": scalar_array(1, np.int32)}, {"volume": ENDED["session_id"]}))
-ENVELOPES = st.one_of(
-    st.sampled_from(CHANNELED).map(lambda tensors: tensors["calls"].data),
-    st.binary(max_size=40),
-    st.tuples(st.sampled_from(CHANNELED), st.integers(0, 60), st.binary(min_size=1, max_size=4)).map(
-        lambda drawn: drawn[0]["calls"].data[: drawn[1]] + drawn[2] + drawn[0]["calls"].data[drawn[1] + len(drawn[2]) :]
-    ),
-).map(lambda data: array_tensor("UINT8", np.frombuffer(data, np.uint8)))
-
-
 @st.composite
 def requests(draw: st.DrawFn, contract: ModelContract) -> Request:
     """A valid request of which up to three inputs were replaced, added or left out, and in a tenth one input fits nothing."""
     specs = {spec.name: spec for spec in contract.inputs}
-    is_channel = specs.pop("channel_id", None) is not None and draw(st.integers(0, 4)) == 0
-    if not is_channel:
-        specs.pop("calls", None)  # a channel without calls is asked for answers, and has none until there were calls
-    chosen = dict(draw(st.sampled_from(CHANNELED if is_channel else GOOD[contract.name])))
+    chosen = dict(draw(st.sampled_from(GOOD[contract.name])))
     for name in draw(st.lists(st.sampled_from(sorted(specs)), max_size=3, unique=True)):
-        if name in chosen and name != "calls" and draw(st.integers(0, 3)) == 0:
+        if name in chosen and draw(st.integers(0, 3)) == 0:
             del chosen[name]
         else:
             chosen[name] = draw(values(specs[name]))

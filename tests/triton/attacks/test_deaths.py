@@ -54,21 +54,8 @@ def test_the_death_of_a_front_end_costs_no_session(busy: Served, model: str, att
 )
 @pytest.mark.parametrize("model", STAGES)
 def test_the_death_of_a_stage_ends_each_of_its_sessions_with_one_error(busy: Served, model: str, attack: Attack) -> None:
-    before = named(busy.keeper.pid)
-    callers, server = busy.callers(), busy.server
     old = set(shared_memory_of(busy.keeper.pid))
-    os.kill(busy.process(model), signal.SIGKILL)
-    killed_at = time.monotonic()
-    heard = end(callers)
-    attack.got(heard)
-    assert heard == ["ENGINE_ERROR"] * CALLERS
-    told_s = max(caller.ended_at for caller in callers) - killed_at
-    busy.wait_restarted(server)
-    ready_s = time.monotonic() - killed_at
-    assert busy.new_session() == "audio"
-    attack.processes = described(before, named(busy.keeper.pid))
-    attack.remarks.append(f"told after {told_s:.1f} s")
-    logger.info("%s: told after %.2f s, serving again after %.1f s", model, told_s, ready_s)
+    told_s = kill(busy, model, attack)
     assert told_s < TOLD_S or not attack.is_reported
     assert not old & set(shared_memory_of(busy.keeper.pid)), "shared memory of the dead server"
 
@@ -80,6 +67,11 @@ def test_the_death_of_a_stage_ends_each_of_its_sessions_with_one_error(busy: Ser
 @pytest.mark.parametrize("model", FRONT_MODELS)
 def test_the_death_of_a_front_model_restarts_the_server(busy: Served, model: str, attack: Attack) -> None:
     """Sessions of the dead front model end with their stream, which the gate turns into one error; those of the other one are told."""
+    kill(busy, model, attack)
+
+
+def kill(busy: Served, model: str, attack: Attack) -> float:
+    """Every session gets one error, and the server is restarted. How long it took until all were told."""
     before = named(busy.keeper.pid)
     callers, server = busy.callers(), busy.server
     os.kill(busy.process(model), signal.SIGKILL)
@@ -89,7 +81,8 @@ def test_the_death_of_a_front_model_restarts_the_server(busy: Served, model: str
     assert heard == ["ENGINE_ERROR"] * CALLERS
     told_s = max(caller.ended_at for caller in callers) - killed_at
     busy.wait_restarted(server)
+    logger.info("%s: told after %.2f s, serving again after %.1f s", model, told_s, time.monotonic() - killed_at)
     assert busy.new_session() == "audio"
     attack.processes = described(before, named(busy.keeper.pid))
     attack.remarks.append(f"told after {told_s:.1f} s")
-    logger.info("%s: told after %.2f s", model, told_s)
+    return told_s

@@ -25,8 +25,9 @@ from bistream.bicodec.wav2vec2_weights import CONFIG_NAME, load_wav2vec2
 from bistream.bicodec.wav2vec2_weights import FILE_NAME as WAV2VEC2_FILE
 from bistream.bicodec.weights import load_codec
 from bistream.errors import CheckpointError, InvalidInputError
-from scripts._codec_files import FULL, TINY, wav2vec2_shapes, write_codec_files
+from scripts._codec_files import FULL, TINY, wav2vec2_shapes, writers
 from scripts._random_weights import Drawer
+from scripts.make_checkpoint import write_all
 from tests.unit.bicodec.tiny import tokens
 
 CPU = torch.device("cpu")
@@ -35,14 +36,14 @@ State = dict[str, Tensor]
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
-    write_codec_files(tmp_path, TINY, Drawer(seed=0))
+    write_all(tmp_path, writers(TINY, Drawer(seed=0)))
     return tmp_path
 
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> VoiceReader:
     directory = tmp_path_factory.mktemp("codec")
-    write_codec_files(directory, TINY, Drawer(seed=0))
+    write_all(directory, writers(TINY, Drawer(seed=0)))
     return load_reader(directory, CPU)
 
 

@@ -33,7 +33,7 @@ from tests.unit.triton.fakes import FakeRequest
 
 FIELDS = COSYVOICE2_BISTREAM.by_name
 # Of a session and of the calls between models, not of what is to be spoken.
-CONTROLS = {"session_id", "is_start", "is_end", "is_cancel", "is_pull", "wanted_tokens", "slack_s", "channel_id", "calls", "is_voice_list"}
+CONTROLS = {"session_id", "is_start", "is_end", "is_cancel", "is_pull", "wanted_tokens", "slack_s", "is_voice_list"}
 # Of a voice that is to be made: the language model has no session yet.
 LABELS = {field.name for field in dataclasses.fields(Labels)}
 VALUES: dict[str, Any] = {

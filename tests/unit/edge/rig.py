@@ -18,8 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bistream.keeper.envoy_config import TEMPLATE, ProxySettings, ProxyTls, ServerAddress, envoy_config
+from bistream.keeper.envoy_config import TEMPLATE, ProxySettings, ServerAddress, envoy_config
 from bistream.keeper.health import HealthServer
+from gateway.settings import TlsSettings
 from scripts.serve_gpus import find_envoy, is_open
 from tests.ports import ports
 from tests.triton.conftest import wait_for
@@ -74,7 +75,7 @@ def template(**changes: str) -> str:
 class Edge:
     """A context."""
 
-    def __init__(self, folder: Path, tls: ProxyTls | None = None, **changes: str) -> None:
+    def __init__(self, folder: Path, tls: TlsSettings | None = None, **changes: str) -> None:
         self._stack = ExitStack()
         self._folder = folder
         self._tls = tls

@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from bistream.keeper.envoy_config import ProxyTls
+from gateway.settings import TlsSettings
 from tests.triton.conftest import wait_for
 from tests.unit.edge.gate import STREAM, UNARY
 from tests.unit.edge.http2 import Connection, Kind, frame, head
@@ -41,7 +41,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
     times = dict.fromkeys(("idle_timeout", "request_headers_timeout", "request_timeout", "transport_socket_connect_timeout"), "1s")
     folder = tmp_path_factory.mktemp("edge")
     files = certificate(folder)
-    with Edge(folder, ProxyTls(files.certificate, files.private_key), **times) as made:
+    with Edge(folder, TlsSettings(files.certificate, files.private_key), **times) as made:
         yield made
 
 

@@ -147,7 +147,6 @@ class FakeUpstream:
         self.is_ready = True
         self.streams: list[FakeStream] = []
         self.make: Callable[[], FakeStream] = FakeStream
-        self.on_silence: Callable[[], None] = lambda: None
 
     def open_stream(self) -> FakeStream:
         self.streams.append(self.make())

@@ -106,7 +106,7 @@ class GateRig:
         behind_proxy: bool = False,
     ) -> None:
         self.server = FakeTriton(behave or Speakers())
-        upstream = UpstreamSettings(self.server.address, poll_interval_s=0.05, poll_timeout_s=TIMEOUT_S, max_silence_s=2 * TIMEOUT_S)
+        upstream = UpstreamSettings(self.server.address, poll_interval_s=0.05, poll_timeout_s=TIMEOUT_S)
         self._settings = GateSettings(upstream, limits or GateLimits(), behind_proxy=behind_proxy)
         self._keys = keys
         self._tls = tls

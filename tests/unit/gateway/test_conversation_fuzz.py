@@ -51,7 +51,6 @@ STEPS = st.one_of(
     st.tuples(st.just("error"), STREAM, st.sampled_from(("CANCELLED: Cancelled.", "BUSY: Later.", "Words of Triton.")), st.booleans()),
     st.tuples(st.just("lose"), STREAM),
     st.tuples(st.just("wait"), st.sampled_from((1.0, 40.0, 700.0))),
-    st.tuples(st.just("silence")),
     st.tuples(st.just("ready"), st.booleans()),
     st.tuples(st.just("drain")),
 )
@@ -193,9 +192,6 @@ class World:
     def do_wait(self, seconds: float) -> None:
         self.house.clock.now += seconds
         self.house.gate.sweep()
-
-    def do_silence(self) -> None:
-        self.house.upstream.on_silence()
 
     def do_ready(self, is_ready: bool) -> None:
         self.house.upstream.is_ready = is_ready

@@ -44,13 +44,12 @@ class Process:
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + TIMEOUT_S
-        while not (self._ready.exists() and self._ready.read_text(encoding="utf-8")):
+        while not (self._ready.exists() and json.loads(self._ready.read_text(encoding="utf-8"))["ready"]):
             assert self.process.poll() is None and time.monotonic() < deadline, "the gate did not open"
             time.sleep(0.01)
         addresses = json.loads(self._ready.read_text(encoding="utf-8"))
         self.grpc_url, self.http_url = addresses["grpc"], addresses["http"]
         self.client = self.connect()
-        self.wait_for_readiness(True)
 
     @property
     def heartbeat(self) -> int:
@@ -121,7 +120,7 @@ def test_what_is_wrong_at_the_start_is_one_line(tmp_path: Path) -> None:
 
 def test_the_command_of_settings_gives_the_settings_back() -> None:
     settings = GateSettings(
-        UpstreamSettings("127.0.0.1:9", max_silence_s=4.0),
+        UpstreamSettings("127.0.0.1:9"),
         GateLimits(max_text_bytes=7, starts_per_second=1.5),
         Listen("0.0.0.0", 5),
         Listen("127.0.0.2", 6),

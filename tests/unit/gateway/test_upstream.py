@@ -1,4 +1,4 @@
-"""The watch on the server: a silent one, one that comes back, and what its words become."""
+"""The watch on the server: one that dies, one that comes later, and what its words become."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,8 +18,8 @@ from tests.unit.gateway.rig import TIMEOUT_S, FakeTriton
 
 
 @asynccontextmanager
-async def watched(address: str, poll_timeout_s: float = TIMEOUT_S, **more: Any) -> AsyncIterator[Upstream]:
-    upstream = Upstream(UpstreamSettings(address, poll_interval_s=0.01, poll_timeout_s=poll_timeout_s, **more))
+async def watched(address: str, hold_file: Path | None = None) -> AsyncIterator[Upstream]:
+    upstream = Upstream(UpstreamSettings(address, poll_interval_s=0.01, poll_timeout_s=TIMEOUT_S, hold_file=hold_file))
     watch = asyncio.create_task(upstream.watch())
     try:
         yield upstream
@@ -33,26 +32,6 @@ async def watched(address: str, poll_timeout_s: float = TIMEOUT_S, **more: Any) 
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.001)
-
-
-async def test_a_server_that_accepts_and_never_answers_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "gateway")
-    connections: list[asyncio.StreamWriter] = []
-    silent = await asyncio.start_server(lambda reader, writer: connections.append(writer), "127.0.0.1", 0)
-    told: list[int] = []
-    async with watched(f"127.0.0.1:{silent.sockets[0].getsockname()[1]}", 0.05, max_silence_s=0.2) as upstream:
-        upstream.on_silence = lambda: told.append(1)
-        await until(lambda: bool(told))
-        assert not upstream.is_ready
-        upstream.on_silence = lambda: pytest.fail("told twice")
-        for _ in range(20):
-            await asyncio.sleep(0.01)
-    silent.close()
-    for writer in connections:
-        writer.close()
-    await asyncio.sleep(0.01)
-    (said,) = [record for record in caplog.records if "has not answered" in record.message]
-    assert said.levelname == "INFO" and "may be starting" in said.message
 
 
 async def test_a_server_that_dies_is_noticed_and_calls_fail() -> None:

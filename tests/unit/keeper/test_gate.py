@@ -3,10 +3,10 @@ scripted, but where a test starts ``python -m gateway``."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ from bistream.keeper.host import ServerError
 from bistream.keeper.member_group import LOOK_INTERVAL_S, MemberPlan
 from bistream.keeper.served_models import CLOSING_S
 from bistream.keeper.server_process import Interrupted, never
-from gateway.settings import GateLimits, GateSettings, Listen, TlsSettings, UpstreamSettings
+from gateway.settings import GateLimits, GateSettings, Listen, UpstreamSettings
 from scripts.make_model_repo import read_template
 from scripts.serve import gate_settings, parse_arguments, server_settings
 from tests.ports import ports
@@ -39,34 +39,30 @@ SETTINGS = GateSettings(grpc=Listen(port=5001), http=Listen(port=5000), drain_ti
 
 @dataclass
 class House(World):
-    """A gate that answers with ``answer`` and whose loop turns while ``is_beating``."""
+    """A gate that says ``answer`` of itself, and whose loop turns while ``is_beating``."""
 
-    answer: bool | None | type[TimeoutError] = True
+    answer: bool = True
     is_beating: bool = True
-    asked: int = 0
     commands: list[list[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.gate = KeptGate(SETTINGS, self.ask, self.spawn, self.pause, lambda: self.now)
+        self.gate = KeptGate(SETTINGS, self.spawn, self.pause, lambda: self.now)
 
     def spawn(self, plan: MemberPlan) -> Any:
         self.commands.append(list(plan.command))
         started = super().spawn(plan)
         if plan.name not in self.broken:
-            self._ready_file.touch()
+            self._write()
         return started
 
     def pause(self, seconds: float) -> None:
         if self.is_beating and self._ready_file.exists():
-            os.utime(self._ready_file, (self.now + 1.0, self.now + 1.0))
+            self._write()
         super().pause(seconds)
 
-    def ask(self, settings: GateSettings) -> bool | None:
-        self.asked += 1
-        if self.answer is TimeoutError:
-            raise TimeoutError
-        assert not isinstance(self.answer, type)
-        return self.answer
+    def _write(self) -> None:
+        self._ready_file.write_text(json.dumps({"ready": self.answer}), encoding="utf-8")
+        os.utime(self._ready_file, (self.now + 1.0, self.now + 1.0))
 
     @property
     def _ready_file(self) -> Path:
@@ -76,8 +72,8 @@ class House(World):
         return lambda: self.__dict__.update(values)
 
     def fall_silent(self) -> None:
-        """No heartbeat, no answer, and signals do not end it."""
-        self.is_beating, self.answer, self.process.ends_at = False, TimeoutError, 10**6
+        """No heartbeat, and signals do not end it."""
+        self.is_beating, self.process.ends_at = False, 10**6
 
     @property
     def process(self) -> Any:
@@ -105,15 +101,12 @@ def house() -> Iterator[House]:
         yield made
 
 
-def test_readiness_is_the_gates_own_word_and_a_closed_connection_changes_nothing(house: House) -> None:
+def test_readiness_is_the_gates_own_word(house: House) -> None:
     house.answer = False
     house.at(5.0, house.set(answer=True))
-    house.at(10.0, house.set(answer=None))
     house.at(15.0, house.set(answer=False))
-    house.at(20.0, house.set(answer=None))
-    ready = house.run(25.0)
-    at = [ready[int(seconds / LOOK_INTERVAL_S)] for seconds in (2.0, 7.0, 12.0, 18.0, 23.0)]
-    assert at == [False, True, True, False, False]
+    ready = house.run(20.0)
+    assert [ready[int(seconds / LOOK_INTERVAL_S)] for seconds in (2.0, 7.0, 18.0)] == [False, True, False]
 
 
 def test_a_gate_that_dies_is_started_again_with_its_ports(house: House, caplog: pytest.LogCaptureFixture) -> None:
@@ -128,18 +121,12 @@ def test_a_gate_whose_loop_stands_still_takes_no_sessions_and_is_replaced(house:
     house.at(10.0, house.fall_silent)
     house.at(10.0 + UNREADY_AFTER_S + 1.0, lambda: unready.append(house.gate.is_ready))
     house.at(10.0 + HANG_TIMEOUT_S - 1.0, lambda: living.append(house.process.code))
-    house.at(10.0 + HANG_TIMEOUT_S + 1.0, lambda: house.set(is_beating=True, answer=True)())
+    house.at(10.0 + HANG_TIMEOUT_S + 1.0, lambda: house.set(is_beating=True)())
     unready: list[bool] = []
     living: list[int | None] = []
     ready = house.run(10.0 + HANG_TIMEOUT_S + 5.0)
     assert (unready, living) == ([False], [None])
     assert [process.code for process in house.started[NAME]] == [-9, 0] and ready[int((10.0 + HANG_TIMEOUT_S + 3.0) / LOOK_INTERVAL_S)]
-
-
-def test_a_busy_gate_that_answers_nothing_is_not_replaced(house: House) -> None:
-    house.at(10.0, house.set(answer=TimeoutError))
-    house.run(500.0)
-    assert house.asked > 100 and len(house.commands) == 1
 
 
 def test_a_machine_that_stands_still_is_no_loss(house: House) -> None:
@@ -198,15 +185,6 @@ def test_its_successor_takes_its_ports_and_it_ends_with_its_keeper(server: FakeT
     assert gate.has_ended and not gate.is_ready and gate._member.pid is None
 
 
-@pytest.mark.parametrize("mutual", [False, True])
-def test_it_answers_over_tls_and_is_ready_where_it_wants_a_certificate(server: FakeTriton, tmp_path: Path, mutual: bool) -> None:
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    words = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1", "-subj", "/CN=localhost")
-    subprocess.run(["openssl", *words, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
-    with opened(settings(server, tls=TlsSettings(certificate, key, certificate if mutual else None))):
-        pass
-
-
 def test_reasons_not_to_start_are_one_sentence(server: FakeTriton, tmp_path: Path) -> None:
     made = settings(server)
     with socket.create_server(("127.0.0.1", made.grpc.port)):
@@ -247,11 +225,11 @@ def test_serve_gives_the_gate_the_public_addresses_and_the_server_loopback(tmp_p
     arguments = ["--model-repository", str(tmp_path), "--grpc-address", "0.0.0.0", "--http-port", "5000", "--drain-timeout-s", "9"]
     options = parse_arguments([*arguments, "--keys-file", "keys", "--sessions-per-address", "0", "--starts-per-second", "1.5"])
     server = server_settings(options)
-    gate = gate_settings(options, server, tmp_path / "hold")
+    gate = gate_settings(options, server)
     assert server.ports is not None
     assert (server.grpc_address, server.http_address, server.ports.metrics) == ("127.0.0.1", "127.0.0.1", 8002)
     assert gate.upstream.address == f"127.0.0.1:{server.ports.grpc}" and gate.drain_timeout_s == 9.0
-    assert gate.upstream.hold_file == tmp_path / "hold" and gate.keys_file == Path("keys")
+    assert gate.keys_file == Path("keys")
     assert (gate.grpc, gate.http) == (Listen("0.0.0.0", 8001), Listen("127.0.0.1", 5000))
     assert gate.limits == GateLimits(sessions_per_address=0, starts_per_second=1.5)
 

@@ -22,8 +22,8 @@ from bistream.keeper.hangs import (
 from bistream.keeper.served_models import CLOSING_S, ModelProcess, Sign
 from bistream.keeper.server_process import KEEPALIVE_TIMEOUT_MS, TritonServer
 from bistream.processes.control_files import LONGEST_STOP_S
-from bistream.transport.direct_end import SEND_TIMEOUT_S
-from gateway.settings import UpstreamSettings
+from bistream.transport.channel_end import SEND_TIMEOUT_S
+from gateway.session_stream import CLOSE_TIMEOUT_S
 
 LOOK_S = 0.25
 
@@ -58,8 +58,8 @@ def test_silence_is_noticed_in_time_for_callers_to_be_told_within_three_seconds_
 
 
 def test_no_other_time_out_is_shorter_than_the_longest_stop() -> None:
-    of_gate = (gate.HANG_TIMEOUT_S, UpstreamSettings().max_silence_s)
-    assert min(HANG_TIMEOUT_S, *of_gate, KEEPALIVE_TIMEOUT_MS / 1000.0, SEND_TIMEOUT_S, CLOSING_S) > LONGEST_STOP_S
+    others = (gate.HANG_TIMEOUT_S, CLOSE_TIMEOUT_S, KEEPALIVE_TIMEOUT_MS / 1000.0, SEND_TIMEOUT_S, CLOSING_S)
+    assert min(HANG_TIMEOUT_S, *others) > LONGEST_STOP_S
 
 
 @pytest.mark.parametrize("looks_per_s", [1, 2, 4, 10])

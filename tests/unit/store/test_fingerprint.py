@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bistream.errors import CheckpointError
 from bistream.store import fingerprint
-from bistream.store.fingerprint import Fingerprint, file_hash, files_hash, gpus, read, write
+from bistream.store.fingerprint import Fingerprint, file_hash, files_hash, gpus
 
 FACTS = st.dictionaries(st.text("abc", min_size=1, max_size=2), st.text("xyz", max_size=2), max_size=4)
 
@@ -42,22 +42,6 @@ def test_the_sentence_says_what_differs_and_what_to_do() -> None:
         "The engine in engines was made for something else (GPU NVIDIA H100 9.0, here NVIDIA H200 9.0; tensorrt_llm 1.0.0, here none); "
         "build it again with scripts/build_engine.py."
     )
-
-
-@given(FACTS)
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, facts: dict[str, str]) -> None:
-    folder = tmp_path_factory.mktemp("engine")
-    assert read(folder) is None
-    write(folder, Fingerprint(facts))
-    assert read(folder) == Fingerprint(facts)
-    assert [path.name for path in folder.iterdir()] == [fingerprint.FILE_NAME]
-
-
-@pytest.mark.parametrize("damage", ["{", "[]", "{}", '{"facts": [1]}', '{"facts": {"a": 1}}'])
-def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
-    (tmp_path / fingerprint.FILE_NAME).write_text(damage, encoding="utf-8")
-    with pytest.raises(CheckpointError, match=rf"{fingerprint.FILE_NAME} of {tmp_path.name} is damaged"):
-        read(tmp_path)
 
 
 def save(path: Path, seed: int) -> None:

@@ -1,262 +1,330 @@
-"""Both ends of a channel: order, few requests for many calls, errors, and no request while nothing is owed."""
+"""Both ends of a channel over a socket: order, portions of any size, errors, and models and front models that go."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from bistream.contract.codec import Arrays, Inputs, scalar_array, text_array
+from bistream.contract.codec import ArrayInputs, Arrays, Inputs, scalar_array
 from bistream.contract.fields import TOKEN2WAV
-from bistream.contract.refusals import format_error
-from bistream.errors import BistreamError, BusyError, EngineError, InvalidInputError, UnknownSessionError
+from bistream.errors import BusyError, EngineError, InvalidInputError, UnknownSessionError
+from bistream.processes.control_files import CONTROL_VARIABLE
 from bistream.transport import channel_end
-from bistream.transport.bls_client import BlsClient
-from bistream.transport.channel import MAX_CALL_BYTES, Channel
-from bistream.transport.channel_end import MAX_CHANNELS, BlsEnds
-from bistream.transport.envelope import Message, pack, unpack
-from bistream.transport.iterator_keeper import IteratorKeeper
-from bistream.transport.sender import Answerer, SiblingResponseSender
-from bistream.triton.inputs import TritonInputs
-from tests.unit.transport.siblings import WAIT_S, AwaitedSender, Siblings
-from tests.unit.triton.fakes import FakePbUtils, FakeRequest, FakeResponse, error_response, response
+from bistream.transport.call_sockets import MAX_ENVELOPE_BYTES, Frames, frame, socket_path
+from bistream.transport.channel import CallChannel
+from bistream.transport.channel_end import ChannelEnds
+from bistream.transport.envelope import Message
+from bistream.transport.sender import Answerer
 
-
-def echo(model: str, arrays: Arrays) -> list[FakeResponse]:
-    return [response(**arrays)]
+WAIT_S = 120.0
 
 
 def call(number: int) -> Arrays:
     return {"seed": scalar_array(number, np.int64)}
 
 
-def open_channel(siblings: Siblings) -> Channel:
-    return Channel(BlsClient(siblings.backend, IteratorKeeper()), TOKEN2WAV, "c")
+def echo(inputs: Inputs, sender: Answerer) -> None:
+    assert isinstance(inputs, ArrayInputs)
+    sender.send_last(inputs._arrays)
 
 
-@pytest.fixture
-def siblings() -> Siblings:
-    return Siblings(echo)
+class Model:
+    """The model's end. handle: what answers a call."""
 
-
-@pytest.fixture
-def channel(siblings: Siblings) -> Iterator[Channel]:
-    channel = open_channel(siblings)
-    yield channel
-    channel.close()
-    assert not [thread for thread in channel._threads if thread.is_alive()]
-
-
-def test_every_call_gets_its_own_answer_and_calls_arrive_in_order(channel: Channel, siblings: Siblings) -> None:
-    async def ask_all() -> list[int]:
-        answers = await asyncio.gather(*(channel.ask(call(number)) for number in range(500)))
-        return [int(answer["seed"].item()) for answer in answers]
-
-    assert asyncio.run(ask_all()) == list(range(500))
-    assert [int(arrays["seed"].item()) for _, arrays in siblings.calls] == list(range(500))
-    assert len(siblings.requests) < 500, "many calls leave together"
-
-
-def test_calls_that_come_while_a_request_is_under_way_leave_in_the_next_one(siblings: Siblings) -> None:
-    entered, gate = threading.Event(), threading.Event()
-
-    def slow(model: str, arrays: Arrays) -> list[FakeResponse]:
-        entered.set()
-        assert gate.wait(WAIT_S)
-        return echo(model, arrays)
-
-    slow_siblings = Siblings(slow)
-    channel = open_channel(slow_siblings)
-
-    async def ask_all() -> None:
-        first = asyncio.ensure_future(channel.ask(call(0)))
-        while not entered.is_set():
-            await asyncio.sleep(0.002)
-        others = [asyncio.ensure_future(channel.ask(call(number))) for number in range(1, 100)]
-        await asyncio.sleep(0)
-        gate.set()
-        await asyncio.gather(first, *others)
-
-    asyncio.run(ask_all())
-    channel.close()
-    assert slow_siblings.requests.count("calls") == 2
-
-
-def test_a_request_is_not_larger_than_it_must_be(channel: Channel, siblings: Siblings) -> None:
-    large = {"prompt_speech_feat": np.zeros((MAX_CALL_BYTES // 8, 1), np.float32)}
-
-    async def ask_all() -> None:
-        await asyncio.gather(*(channel.ask(large) for _ in range(8)))
-
-    asyncio.run(ask_all())
-    assert siblings.requests.count("calls") >= 4
-
-
-def test_an_error_is_that_of_its_call_alone() -> None:
-    def answer(model: str, arrays: Arrays) -> list[FakeResponse]:
-        return [error_response(format_error(BusyError("Full.", "s")))] if arrays["seed"].item() % 2 else echo(model, arrays)
-
-    channel = open_channel(Siblings(answer))
-
-    async def ask_all() -> list[Any]:
-        return await asyncio.gather(*(channel.ask(call(number)) for number in range(4)), return_exceptions=True)
-
-    found = asyncio.run(ask_all())
-    channel.close()
-    assert [isinstance(one, BusyError) for one in found] == [False, True, False, True]
-    assert (found[1].sentence, found[1].session_id) == ("Full.", "s")
-
-
-@pytest.mark.parametrize("failing", ["calls", "collect"])
-def test_a_model_that_cannot_be_called_fails_each_call_and_a_later_call_is_tried_again(failing: str) -> None:
-    siblings = Siblings(echo)
-    working, is_dead = siblings._exec, threading.Event()
-    is_dead.set()
-
-    def answer(model: str, arrays: Arrays) -> list[FakeResponse]:
-        if is_dead.is_set() and ("calls" in arrays) == (failing == "calls"):
-            return [error_response("Stub process 'token2wav_0_0' is not healthy.")]
-        return working(model, arrays)
-
-    siblings.backend = FakePbUtils(answer)
-    channel = open_channel(siblings)
-
-    async def ask_all() -> list[Any]:
-        return await asyncio.gather(*(channel.ask(call(number)) for number in range(4)), return_exceptions=True)
-
-    found = asyncio.run(ask_all())
-    assert {type(one) for one in found} == {EngineError} and len({id(one) for one in found}) == 4
-    assert "token2wav" not in found[0].sentence
-    is_dead.clear()
-    if failing == "calls":
-        assert len(asyncio.run(ask_all())) == 4
-    channel.close()
-
-
-def test_an_idle_channel_holds_no_request(channel: Channel, siblings: Siblings) -> None:
-    """Otherwise the server could not end."""
-    for number in range(3):
-        asyncio.run(channel.ask(call(number)))
-    assert siblings.requests.count("calls") == 3 and siblings.requests.count("collect") <= 3
-    channel.close()
-    assert not [thread for thread in channel._threads if thread.is_alive()]
-
-
-# The model's end
-
-
-class End:
-    """``BlsEnds`` whose calls are answered by the test."""
-
-    def __init__(self) -> None:
+    def __init__(self, path: Path, handle: Callable[[Inputs, Answerer], None] = echo) -> None:
         self.outbox = ThreadPoolExecutor(1)
-        self.open: list[Answerer] = []
-        self.ends = BlsEnds(TOKEN2WAV, self._handle, self.outbox)
+        self.ends = ChannelEnds(path, TOKEN2WAV, handle, self.outbox)
 
-    def _handle(self, inputs: Inputs, sender: Answerer) -> None:
-        if inputs.value("seed") == 13:
-            raise UnknownSessionError("Gone.", "s")
-        self.open.append(sender)
+    def close(self) -> None:
+        self.ends.close()
+        self.outbox.shutdown()
 
-    def send(self, channel_id: str = "c", **arrays: Any) -> AwaitedSender:
-        sender = AwaitedSender()
-        values = {"channel_id": text_array(channel_id), **arrays}
-        inputs = TritonInputs(FakeRequest(**values), TOKEN2WAV)
-        self.ends.take(channel_id, inputs, SiblingResponseSender(FakePbUtils(), sender))
-        return sender
-
-    def post(self, *seeds: int, channel_id: str = "c") -> None:
-        sender = self.send(channel_id, calls=pack(Message(seed, call(seed)) for seed in seeds))
-        assert sender.finals == 1 and not sender.data and not sender.errors
-
-    def settle(self) -> None:
-        self.outbox.submit(lambda: None).result(WAIT_S)
-
-
-def answers(sender: AwaitedSender) -> list[Message]:
-    assert sender.ended.wait(WAIT_S)
-    (arrays,) = sender.data
-    return unpack(arrays["answers"])
+    @property
+    def connections(self) -> int:
+        return len(self.ends._connections)
 
 
 @pytest.fixture
-def end() -> Iterator[End]:
-    end = End()
-    yield end
-    end.outbox.shutdown()
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "token2wav.calls"
 
 
-def test_a_collector_waits_for_an_answer_and_later_ones_wait_for_a_collector(end: End) -> None:
-    end.post(1, 2, 3)
-    collector = end.send()
-    end.settle()
-    assert not collector.sent
-    end.open[1].send_last({"waveform": np.ones(2, np.float32)})
-    (first,) = answers(collector)
-    assert first.number == 2 and first.arrays["waveform"].tolist() == [1, 1]
-    end.open[0].finish()
-    end.open[2].fail(BusyError("Full."))
-    end.settle()
-    assert [(message.number, message.error) for message in answers(end.send())] == [(1, None), (3, "BUSY: Full.")]
+@pytest.fixture
+def model(path: Path) -> Iterator[Model]:
+    model = Model(path)
+    yield model
+    model.close()
+    assert not path.exists() and not model.ends._thread.is_alive()
 
 
-def test_a_call_is_answered_once_whatever_is_called(end: End) -> None:
-    end.post(1)
-    for act in ("finish", "finish"):
-        getattr(end.open[0], act)()
-    end.open[0].fail(BusyError("Late."))
-    end.open[0].send_last({})
-    assert len(answers(end.send())) == 1
+async def ask_all(channel: CallChannel, calls: list[Arrays]) -> list[Any]:
+    return await asyncio.gather(*(channel.ask(one) for one in calls), return_exceptions=True)
 
 
-def test_a_call_that_raises_is_answered_with_its_error_and_the_others_go_on(end: End) -> None:
-    end.post(1, 13, 2)
-    (message,) = answers(end.send())
-    assert (message.number, message.error) == (13, "UNKNOWN_SESSION: Gone. [session s]")
-    assert len(end.open) == 2
+def ask(path: Path, *calls: Arrays) -> list[Any]:
+    """On a channel of its own."""
+
+    async def session() -> list[Any]:
+        channel = CallChannel(path, "token2wav")
+        try:
+            return await ask_all(channel, list(calls))
+        finally:
+            channel.close()
+
+    return asyncio.run(session())
 
 
-def test_an_answer_that_cannot_be_packed_fails_its_call_alone(end: End) -> None:
-    end.post(1, 2)
-    end.open[0].send_last({"waveform": np.ones(2, np.complex64)})
-    end.open[1].send_last({"waveform": np.ones(2, np.float32)})
-    failed, fine = answers(end.send())
-    assert failed.error is not None and failed.error.startswith("ENGINE_ERROR: ") and fine.arrays["waveform"].tolist() == [1, 1]
+def test_every_call_gets_its_own_answer_and_calls_arrive_in_order(path: Path) -> None:
+    arrived: list[int] = []
+
+    def handle(inputs: Inputs, sender: Answerer) -> None:
+        arrived.append(inputs.value("seed") or 0)
+        echo(inputs, sender)
+
+    model = Model(path, handle)
+    answers = ask(path, *(call(number) for number in range(500)))
+    model.close()
+    assert [int(answer["seed"].item()) for answer in answers] == list(range(500)) == arrived
 
 
-def test_answers_are_collected_in_bounded_portions(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_and_answers_larger_than_the_kernels_buffers_arrive_whole(path: Path, model: Model) -> None:
+    large = [{"prompt_speech_feat": np.full((20_000, 80), number, np.float32)} for number in range(4)]
+    for number, answer in enumerate(ask(path, *large)):
+        assert answer["prompt_speech_feat"].shape == (20_000, 80) and (answer["prompt_speech_feat"] == number).all()
+
+
+def test_a_model_that_goes_fails_each_call_and_a_later_call_reaches_the_next_one(path: Path) -> None:
+    asked = threading.Event()
+
+    def keep(inputs: Inputs, sender: Answerer) -> None:
+        if not inputs.value("seed"):
+            asked.set()
+
+    silent = Model(path, keep)
+
+    async def session() -> tuple[list[Any], Any]:
+        channel = CallChannel(path, "token2wav")
+        answers = asyncio.ensure_future(ask_all(channel, [call(1), call(2), call(0)]))
+        await asyncio.get_running_loop().run_in_executor(None, asked.wait, WAIT_S)
+        await asyncio.get_running_loop().run_in_executor(None, silent.close)
+        failed = await answers
+        nobody = (await ask_all(channel, [call(4)]))[0]
+        another = Model(path)
+        (found,) = await ask_all(channel, [call(5)])
+        channel.close()
+        another.close()
+        return [*failed, nobody], found
+
+    failed, found = asyncio.run(session())
+    assert {type(one) for one in failed} == {EngineError} and len({id(one) for one in failed}) == 4
+    assert all(str(path) not in one.sentence and "token2wav" not in one.sentence for one in failed)
+    assert found["seed"].item() == 5
+
+
+def test_a_model_that_goes_while_nobody_waits_is_no_error(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As at every end of a server."""
+    caplog.set_level("INFO")
+    model = Model(path)
+
+    async def session() -> None:
+        channel = CallChannel(path, "token2wav")
+        await channel.ask(call(0))
+        await asyncio.get_running_loop().run_in_executor(None, model.close)
+        while channel._connection is not None:
+            await asyncio.sleep(0)
+
+    asyncio.run(session())
+    assert [(one.levelname, one.getMessage()) for one in caplog.records if one.name.endswith("transport.channel")] == [
+        ("INFO", "token2wav: it has closed its connection")
+    ]
+
+
+def test_calls_that_cannot_be_sent_leave_the_next_connection_alone(path: Path) -> None:
+    """The model has closed a connection and listens on; several sessions call before that is read."""
+    model = Model(path)
+
+    async def session() -> tuple[list[Any], Any]:
+        channel = CallChannel(path, "token2wav")
+        await channel.ask(call(0))
+        old = channel._connection
+        assert old is not None
+        old._loop.remove_reader(old._socket)
+        old._socket.shutdown(socket.SHUT_RDWR)
+        later = asyncio.Event()
+
+        async def call_later() -> Any:
+            await later.wait()
+            return await channel.ask(call(3))
+
+        third = asyncio.ensure_future(call_later())
+        await asyncio.sleep(0)  # it waits now
+        first = asyncio.ensure_future(channel.ask(call(1)))
+        asyncio.get_running_loop().call_soon(later.set)  # so it goes on between what the first and the second failure bring about
+        second = asyncio.ensure_future(channel.ask(call(2)))
+        failed: list[Any] = list(await asyncio.gather(first, second, return_exceptions=True))
+        found = (await asyncio.gather(third, return_exceptions=True))[0]
+        channel.close()
+        return failed, found
+
+    failed, found = asyncio.run(session())
+    model.close()
+    assert [type(one) for one in failed] == [EngineError] * 2
+    assert not isinstance(found, EngineError) and found["seed"].item() == 3
+
+
+def test_a_front_model_that_goes_leaves_nothing_behind_and_others_go_on(path: Path) -> None:
+    open_calls: list[Answerer] = []
+    entered = threading.Event()
+
+    def handle(inputs: Inputs, sender: Answerer) -> None:
+        if inputs.value("seed"):
+            echo(inputs, sender)
+        else:
+            open_calls.append(sender)
+            entered.set()
+
+    model = Model(path, handle)
+
+    async def leave() -> None:
+        channel = CallChannel(path, "token2wav")
+        task = asyncio.ensure_future(channel.ask(call(0)))
+        await asyncio.get_running_loop().run_in_executor(None, entered.wait, WAIT_S)
+        channel.close()
+        task.cancel()
+
+    asyncio.run(leave())
+    open_calls[0].send(call(0))  # to nobody
+    assert ask(path, call(7))[0]["seed"].item() == 7
+    for thread in threading.enumerate():
+        if thread.name.startswith("bistream-calls"):
+            thread.join(WAIT_S)
+    assert model.connections == 0 and open_calls[0].is_cancelled(), "what it had asked for is given up"
+    model.close()
+
+
+def test_a_front_model_that_cannot_be_taken_does_not_keep_the_next_one_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a descriptor or a thread left at this moment, the model must go on listening, or later calls wait for ever."""
+    monkeypatch.setattr(channel_end, "RETRY_S", 0.0)
+    faults, accept = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))], socket.socket.accept
+
+    def accept_later(listener: socket.socket) -> Any:
+        if faults:
+            raise faults.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    model = Model(path)
+    assert ask(path, call(1))[0]["seed"].item() == 1
+    begin = model.ends._begin
+
+    def begin_later(*arguments: Any) -> threading.Thread:
+        monkeypatch.setattr(model.ends, "_begin", begin)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(model.ends, "_begin", begin_later)
+    assert isinstance(ask(path, call(2))[0], EngineError)
+    assert ask(path, call(3))[0]["seed"].item() == 3
+    model.close()
+    assert not model.ends._thread.is_alive()
+
+
+def test_an_error_is_that_of_its_call_alone_whether_it_is_answered_raised_or_cannot_be_packed(path: Path) -> None:
+    def handle(inputs: Inputs, sender: Answerer) -> None:
+        number = inputs.value("seed") or 0
+        if number == 1:
+            sender.fail(BusyError("Full.", "s"))
+        elif number == 2:
+            raise UnknownSessionError("Gone.", "s")
+        elif number == 3:
+            sender.send_last({"waveform": np.ones(2, np.complex64)})
+        else:
+            echo(inputs, sender)
+
+    model = Model(path, handle)
+    answers = ask(path, *(call(number) for number in range(5)))
+    model.close()
+    assert [type(one) for one in answers] == [dict, BusyError, UnknownSessionError, EngineError, dict]
+    assert [(one.sentence, one.session_id) for one in answers[1:3]] == [("Full.", "s"), ("Gone.", "s")]
+
+
+def raw_answers(path: Path, count: int) -> bytes:
+    """What the model writes until it has read that its caller has gone."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.connect(str(path))
+        caller.sendall(frame([Message(number, call(number)) for number in range(count)]))
+        frames, found, data = Frames(), 0, b""
+        while found < count:
+            data += (received := caller.recv(65536))
+            found += len(frames.feed(received))
+        caller.shutdown(socket.SHUT_WR)
+        return data + caller.recv(65536)
+
+
+def test_a_call_is_answered_once_whatever_is_called(path: Path) -> None:
+    def handle(inputs: Inputs, sender: Answerer) -> None:
+        echo(inputs, sender)
+        sender.finish()
+        sender.fail(BusyError("Late."))
+        sender.send_last({})
+
+    model = Model(path, handle)
+    assert [message.number for message in Frames().feed(raw_answers(path, 3))] == [0, 1, 2]
+    model.close()
+
+
+def test_answers_leave_in_bounded_portions(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_end, "MAX_ANSWER_BYTES", 100)
-    end.post(*range(5))
-    for sender in end.open:
-        sender.send_last({"waveform": np.zeros(20, np.float32)})
-    assert [[message.number for message in answers(end.send())] for _ in range(5)] == [[0], [1], [2], [3], [4]]
+    model = Model(path, lambda inputs, sender: sender.send_last({"waveform": np.zeros(20, np.float32)}))
+    one = len(frame([Message(0, {"waveform": np.zeros(20, np.float32)})]))
+    assert len(raw_answers(path, 5)) == 5 * one
+    model.close()
 
 
-@pytest.mark.parametrize("damage", [np.zeros(3, np.uint8), np.full(64, 255, np.uint8)])
-def test_a_damaged_envelope_is_refused(end: End, damage: Any) -> None:
+def test_without_a_keeper_the_sockets_are_of_one_server_and_of_its_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path, other = socket_path("token2wav"), socket_path("llm_bistream")
+    assert path == socket_path("token2wav") != other and str(os.getppid()) in path.name
+    model = Model(path)
+    assert path.stat().st_mode & 0o077 == 0 and ask(path, call(1))[0]["seed"].item() == 1
+    model.close()
+
+
+@pytest.mark.parametrize("damage", [(MAX_ENVELOPE_BYTES + 1).to_bytes(8, "little"), (64).to_bytes(8, "little") + bytes([255]) * 64])
+def test_what_is_no_envelope_ends_its_connection_alone(path: Path, model: Model, damage: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.connect(str(path))
+        stranger.sendall(damage)
+        stranger.settimeout(WAIT_S)
+        assert stranger.recv(1) == b""
+    assert ask(path, call(3))[0]["seed"].item() == 3
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 300), max_size=6), st.data())
+def test_messages_arrive_whatever_the_portions(sizes: list[int], data: st.DataObject) -> None:
+    sent = [Message(number, {"seed": np.arange(size, dtype=np.int64)}) for number, size in enumerate(sizes)]
+    stream, frames, found = b"".join(frame([message]) for message in sent), Frames(), []
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        found += frames.feed(stream[:size])
+        stream = stream[size:]
+    assert [message.number for message in found] == list(range(len(sizes)))
+    assert [message.arrays["seed"].tolist() for message in found] == [list(range(size)) for size in sizes]
+
+
+def test_an_envelope_that_is_too_long_is_refused_before_it_has_come() -> None:
     with pytest.raises(InvalidInputError):
-        end.send(calls=damage)
-
-
-def test_two_collectors_of_one_channel_are_one_too_many(end: End) -> None:
-    end.post(1)
-    end.send()
-    with pytest.raises(InvalidInputError):
-        end.send()
-
-
-def test_channels_are_bounded_and_idle_ones_make_room(end: End) -> None:
-    for number in range(3 * MAX_CHANNELS):
-        end.post(channel_id=f"idle{number}")
-    for number in range(MAX_CHANNELS):
-        end.post(1, channel_id=f"busy{number}")
-    with pytest.raises(BistreamError, match="channels"):
-        end.post(1, channel_id="one more")
-    end.open[0].finish()
-    answers(end.send("busy0"))
-    end.post(1, channel_id="one more")
+        Frames().feed((MAX_ENVELOPE_BYTES + 1).to_bytes(8, "little"))

@@ -14,7 +14,7 @@ from bistream.contract.codec import text_array
 from bistream.errors import InvalidInputError
 from bistream.transport.envelope import Message, pack, unpack
 
-NUMBERS = st.sampled_from([np.bool_, np.int32, np.int64, np.float32, np.uint8]).flatmap(
+NUMBERS = st.sampled_from([np.bool_, np.int32, np.int64, np.float32]).flatmap(
     lambda dtype: nps.arrays(dtype, nps.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5))
 )
 ARRAYS = st.one_of(NUMBERS, st.binary(max_size=20).map(text_array))
@@ -43,13 +43,13 @@ def test_messages_arrive_as_they_were_sent(messages: list[Message]) -> None:
 @given(MESSAGES, st.data())
 @settings(max_examples=40, deadline=None)
 def test_damage_is_refused_or_harmless(messages: list[Message], data: st.DataObject) -> None:
-    packed = pack(messages).copy()
+    packed = bytearray(pack(messages))
     if data.draw(st.booleans()):
         packed = packed[: data.draw(st.integers(0, len(packed)))]
     elif len(packed):
         packed[data.draw(st.integers(0, len(packed) - 1))] ^= data.draw(st.integers(1, 255))
     try:
-        unpack(packed)
+        unpack(bytes(packed))
     except InvalidInputError:
         pass
 
@@ -65,4 +65,4 @@ def test_damage_is_refused_or_harmless(messages: list[Message], data: st.DataObj
 )  # fmt: skip
 def test_a_head_that_nobody_packs_is_refused(head: str) -> None:
     with pytest.raises(InvalidInputError, match="envelope"):
-        unpack(np.frombuffer(struct.pack("<I", len(head)) + head.encode(), np.uint8))
+        unpack(struct.pack("<I", len(head)) + head.encode())

@@ -14,14 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import InvalidInputError
-from bistream.transport.iterator_keeper import IteratorKeeper
 from bistream.transport.outbox import Outbox
 from bistream.transport.overlap import OverlappingSender
 from bistream.transport.sender import (
     BistreamAudioSender,
     CollectingSender,
     ResponseSender,
-    SiblingResponseSender,
     WaveformSender,
 )
 from bistream.types import AudioChunk
@@ -36,15 +34,13 @@ CALLS: dict[str, Callable[[ResponseSender], object]] = {
     "fail": lambda sender: sender.fail(ERROR),
     "is_cancelled": lambda sender: sender.is_cancelled(),
 }
-KINDS = [ResponseSender, SiblingResponseSender, lambda backend, sender: SiblingResponseSender(backend, sender, lambda error: VALUE)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=20, deadline=None)
 @given(calls=st.lists(st.sampled_from(sorted(CALLS)), max_size=12))
-def test_any_order_of_calls_is_safe_and_finishes_once(kind: Callable[..., ResponseSender], calls: list[str]) -> None:
+def test_any_order_of_calls_is_safe_and_finishes_once(calls: list[str]) -> None:
     fake = FakeSender()
-    sender = kind(FakePbUtils(), fake)
+    sender = ResponseSender(FakePbUtils(), fake)
     for call in calls:
         CALLS[call](sender)
     sender.finish()
@@ -54,11 +50,10 @@ def test_any_order_of_calls_is_safe_and_finishes_once(kind: Callable[..., Respon
     assert len(fake.data) - calls[: ends[0] if ends else len(calls)].count("send") in (0, 1)  # 1: in the last response
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(5))
-def test_many_threads_on_one_sender_make_no_illegal_call(kind: Callable[..., ResponseSender], seed: int) -> None:
+def test_many_threads_on_one_sender_make_no_illegal_call(seed: int) -> None:
     fake = FakeSender()
-    sender = kind(FakePbUtils(), fake)
+    sender = ResponseSender(FakePbUtils(), fake)
     failures: list[BaseException] = []
     barrier = threading.Barrier(8)
 
@@ -83,22 +78,6 @@ def test_many_threads_on_one_sender_make_no_illegal_call(kind: Callable[..., Res
     assert fake.finals == 1 and fake.sent[-1][1]
 
 
-def test_a_sibling_model_gets_an_error_with_the_final_flag() -> None:
-    fake = FakeSender()
-    SiblingResponseSender(FakePbUtils(), fake, lambda error: VALUE).fail(ERROR)
-    assert fake.errors == ["INVALID_INPUT: Send something else. [session s1]"]
-    assert [final for _, final in fake.sent] == [True]
-
-
-def test_a_sibling_model_that_has_had_data_gets_an_error_in_the_outputs() -> None:
-    fake = FakeSender()
-    sender = SiblingResponseSender(FakePbUtils(), fake, lambda error: {"error": np.array([error.code], np.object_)})
-    sender.send(VALUE)
-    sender.fail(ERROR)
-    assert fake.errors == [] and fake.data[-1]["error"].tolist() == ["INVALID_INPUT"]
-    assert fake.finals == 1
-
-
 @pytest.mark.parametrize("method", ["send", "finish", "fail"])
 def test_a_stream_that_is_gone_raises_nothing(method: str) -> None:
     fake = FakeSender()
@@ -106,7 +85,7 @@ def test_a_stream_that_is_gone_raises_nothing(method: str) -> None:
     sender = ResponseSender(FakePbUtils(), fake)
     CALLS[method](sender)
     sender.finish()
-    assert sender.finished and fake.sent == []
+    assert fake.sent == []
 
 
 def test_outputs_that_cannot_be_made_fail_the_request() -> None:
@@ -190,11 +169,11 @@ def test_a_first_chunk_is_sent_before_chunks_of_those_who_hear_something() -> No
 
 def test_collecting_waits_for_the_whole_waveform_and_then_releases_the_request() -> None:
     request = FakeRequest()
-    sender = CollectingSender(request, IteratorKeeper())
+    sender = CollectingSender(request)
     request.cancelled = True
     assert sender.is_cancelled()
     request.cancelled = False
-    assert sender.is_cancelled()  # not asked again: the stub would answer by itself, which lets no iterator pass
+    assert sender.is_cancelled()  # not asked again
 
     def speak() -> None:
         for number in range(3):
@@ -210,7 +189,7 @@ def test_collecting_waits_for_the_whole_waveform_and_then_releases_the_request()
 
 
 def test_collecting_raises_what_ended_the_session() -> None:
-    sender = CollectingSender(FakeRequest(), IteratorKeeper())
+    sender = CollectingSender(FakeRequest())
     sender.finish(ERROR)
     with pytest.raises(InvalidInputError):
         sender.wait()

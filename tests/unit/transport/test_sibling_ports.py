@@ -1,4 +1,4 @@
-"""The ports over BLS: requests fit the contract, and every answer and error arrives unchanged."""
+"""The ports in a server: requests fit the contract, and every answer and error arrives unchanged."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.contract.codec import ArrayInputs
-from bistream.contract.fields import CONTRACTS, LLM_BISTREAM, TOKEN2WAV
+from bistream.contract.fields import AUDIO_TOKENIZER, CONTRACTS, LLM_BISTREAM
 from bistream.contract.refusals import format_error
 from bistream.errors import (
     BistreamError,
     EngineError,
     SessionTimeoutError,
-    ShuttingDownError,
     UnknownSessionError,
 )
 from bistream.processes.control_files import CONTROL_VARIABLE
@@ -28,12 +27,10 @@ from bistream.text2token.one_table.prompts import Labels
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.service import Token2WavHop
 from bistream.transport.bls_client import BlsClient
-from bistream.transport.iterator_keeper import IteratorKeeper
 from bistream.transport.sibling_ports import (
     RELOAD_ATTEMPTS,
     SiblingModels,
     SiblingVoice,
-    speech_error_arrays,
     speech_token_arrays,
     speech_tokens,
 )
@@ -59,19 +56,13 @@ def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
 Ask = Callable[[Callable[[str, Arrays], list[FakeResponse]]], tuple[Ports, Siblings]]
 
 
-@pytest.fixture(params=["over BLS", "over sockets"])
-def ports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ask]:
+@pytest.fixture
+def ports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ask]:
     made: list[SiblingModels | Siblings] = []
-    if request.param == "over sockets":
-        monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
-    else:
-        monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
+    monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
 
     def make(answer: Callable[[str, Arrays], list[FakeResponse]]) -> tuple[Ports, Siblings]:
-        siblings = Siblings(answer)
-        if request.param == "over sockets":
-            siblings.listen()
-        models = SiblingModels(siblings.backend, IteratorKeeper())
+        siblings, models = Siblings(answer), SiblingModels(FakePbUtils())
         made.extend((models, siblings))
         return models.ports, siblings
 
@@ -117,12 +108,6 @@ def test_speech_tokens_survive_the_hop(token_ids: list[int], text_consumed: int,
     assert speech_tokens(speech_token_arrays(message)) == message
 
 
-def test_an_error_in_the_outputs_survives_the_hop() -> None:
-    with pytest.raises(SessionTimeoutError) as failure:
-        speech_tokens(speech_error_arrays(SessionTimeoutError("Nothing came für 30 s.", "s")))
-    assert (failure.value.sentence, failure.value.session_id) == ("Nothing came für 30 s.", "s")
-
-
 def speaking_model(*posts: SpeechTokens | BistreamError) -> Callable[[str, Arrays], list[FakeResponse]]:
     """``llm_bistream`` with one session, which has posted all these messages before the first request for tokens."""
     mailbox = TokenMailbox()
@@ -162,17 +147,15 @@ def test_tokens_that_came_before_an_error_are_spoken_before_it_is_raised(ports: 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("Stub process 'llm_bistream_0_0' is not healthy.", EngineError),
-        ("Model llm_bistream - Error when running inference: Server not ready", ShuttingDownError),
+        ("Stub process 'audio_tokenizer_0_0' is not healthy.", EngineError),
         ("INTERNAL: The server failed unexpectedly; see its log for the reason.", EngineError),
     ],
 )
 def test_tritons_own_messages_do_not_reach_the_client(words: str, expected: type[BistreamError]) -> None:
-    models = SiblingModels(FakePbUtils(lambda model, arrays: [error_response(words)]), IteratorKeeper())
+    voice = SiblingVoice(BlsClient(FakePbUtils(lambda model, arrays: [error_response(words)])), lambda seconds: None)
     with pytest.raises(expected) as failure:
-        run(models.ports.language_model.append("s", b"x", False))
-    models.close()
-    assert "llm_bistream" not in failure.value.sentence
+        voice.prompt_speech_tokens(np.zeros(16000, np.float32))
+    assert "audio_tokenizer" not in failure.value.sentence
 
 
 NOT_LOADED = "Model audio_tokenizer - Error when running inference: Server not ready"
@@ -182,14 +165,14 @@ NOT_LOADED = "Model audio_tokenizer - Error when running inference: Server not r
 def test_a_recording_waits_for_a_model_that_is_being_loaded(refusals: int) -> None:
     answers = [error_response(NOT_LOADED)] * refusals + [response(prompt_speech_tokens=np.arange(3, dtype=np.int32))]
     pauses: list[float] = []
-    voice = SiblingVoice(BlsClient(FakePbUtils(lambda model, arrays: [answers.pop(0)]), IteratorKeeper()), pauses.append)
+    voice = SiblingVoice(BlsClient(FakePbUtils(lambda model, arrays: [answers.pop(0)])), pauses.append)
     assert voice.prompt_speech_tokens(np.zeros(16000, np.float32)).tolist() == [0, 1, 2]
     assert len(pauses) == refusals
 
 
 def test_a_model_that_is_not_loaded_in_time_is_an_error_that_can_be_retried() -> None:
     pauses: list[float] = []
-    voice = SiblingVoice(BlsClient(FakePbUtils(lambda model, arrays: [error_response(NOT_LOADED)]), IteratorKeeper()), pauses.append)
+    voice = SiblingVoice(BlsClient(FakePbUtils(lambda model, arrays: [error_response(NOT_LOADED)])), pauses.append)
     with pytest.raises(EngineError, match="being loaded"):
         voice.speaker_features(np.zeros(16000, np.float32))
     assert 2.0 <= sum(pauses) <= 5.0
@@ -202,22 +185,16 @@ def test_a_recording_that_killed_its_model_is_not_sent_again() -> None:
         calls.append(model)
         return [error_response("Stub process 'audio_tokenizer_0_0' is not healthy.")]
 
-    voice = SiblingVoice(BlsClient(FakePbUtils(answer), IteratorKeeper()), lambda seconds: None)
+    voice = SiblingVoice(BlsClient(FakePbUtils(answer)), lambda seconds: None)
     with pytest.raises(EngineError):
         voice.prompt_speech_tokens(np.zeros(16000, np.float32))
     assert calls == ["audio_tokenizer"]
 
 
-def test_a_voice_of_labels_is_one_request_of_the_language_model() -> None:
-    calls: list[tuple[str, Arrays]] = []
-
-    def answer(model: str, arrays: Arrays) -> list[FakeResponse]:
-        calls.append((model, arrays))
-        return [response(made_voice=np.arange(37, dtype=np.int32))]
-
-    voice = SiblingVoice(BlsClient(FakePbUtils(answer), IteratorKeeper()), lambda seconds: None)
-    assert voice.speaker_of_labels(Labels("female", "high"), 7).tolist() == list(range(37))
-    ((model, arrays),) = calls
+def test_a_voice_of_labels_is_one_call_of_the_language_model(ports: Ask) -> None:
+    speaking, siblings = ports(lambda model, arrays: [response(made_voice=np.arange(37, dtype=np.int32))])
+    assert speaking.voice.speaker_of_labels(Labels("female", "high"), 7).tolist() == list(range(37))
+    ((model, arrays),) = siblings.calls
     inputs = ArrayInputs(arrays, LLM_BISTREAM)
     assert model == "llm_bistream" and inputs.read(Labels) == Labels("female", "high", "moderate") and inputs.value("seed") == 7
 
@@ -251,5 +228,5 @@ def test_a_request_without_an_answer_is_an_engine_error(ports: Ask) -> None:
 
 def test_answers_do_not_point_into_shared_memory() -> None:
     shared = np.zeros(4, np.float32)
-    client = BlsClient(FakePbUtils(lambda model, arrays: [response(waveform=shared)]), IteratorKeeper())
-    assert not np.shares_memory(client.ask(TOKEN2WAV, {})["waveform"], shared)
+    client = BlsClient(FakePbUtils(lambda model, arrays: [response(prompt_speech_tokens=shared)]))
+    assert not np.shares_memory(client.call(AUDIO_TOKENIZER, {})["prompt_speech_tokens"], shared)

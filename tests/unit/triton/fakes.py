@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,53 +146,23 @@ class FakeInferenceRequest:
         self.requested_output_names = requested_output_names
         self.arrays = {tensor.name(): tensor.as_numpy() for tensor in inputs}
 
-    def exec(self, decoupled: bool = False) -> Any:
-        responses = self._backend.answer(self.model_name, self.arrays)
-        return self._backend.iterate(responses) if decoupled else responses[0]
+    def exec(self, decoupled: bool) -> FakeResponse:
+        if decoupled:
+            raise Violation("an iterator that receives a second response can lock up the waiting process")
+        (response,) = self._backend.answer(self.model_name, self.arrays)
+        return response
 
     def is_cancelled(self) -> bool:
         raise Violation("is_cancelled of a request made by a model aborts the server")
 
 
-class FakeMetricFamily:
-    """Two processes may make families of one name; here each has its own. ``shown``: (name, labels, value) of the live metrics."""
-
-    GAUGE = 1
-    shown: ClassVar[list[tuple[str, dict[str, str], float]]] = []
-
-    def __init__(self, name: str, description: str, kind: int) -> None:
-        assert description and kind == self.GAUGE
-        self.name = name
-
-    def Metric(self, labels: dict[str, str]) -> FakeMetric:
-        return FakeMetric(self, labels)
-
-
-class FakeMetric:
-    """Is shown until its last reference is gone."""
-
-    def __init__(self, family: FakeMetricFamily, labels: dict[str, str]) -> None:
-        self._family, self._labels = family, labels
-        self._entry = (family.name, labels, 0.0)
-        family.shown.append(self._entry)
-
-    def set(self, value: float) -> None:
-        self._family.shown.remove(self._entry)
-        self._entry = (self._family.name, self._labels, value)
-        self._family.shown.append(self._entry)
-
-    def __del__(self) -> None:
-        self._family.shown.remove(self._entry)
-
-
 class FakePbUtils:
-    """``calls``: (model, inputs) of all requests made by models. ``unfinished``: iterators not read to their last response."""
+    """``calls``: (model, inputs) of all requests made by models."""
 
     Tensor = FakeTensor
     TritonError = FakeError
     InferenceResponse = FakeResponse
     TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
-    MetricFamily = FakeMetricFamily
 
     class TritonModelException(Exception):
         pass
@@ -200,23 +170,11 @@ class FakePbUtils:
     def __init__(self, answer: Callable[[str, Arrays], list[FakeResponse]] | None = None) -> None:
         self.calls: list[tuple[str, Arrays]] = []
         self._answer = answer
-        self.unfinished = 0
 
     def answer(self, model: str, arrays: Arrays) -> list[FakeResponse]:
         self.calls.append((model, arrays))
         assert self._answer is not None
         return self._answer(model, arrays)
-
-    def iterate(self, responses: list[FakeResponse]) -> Iterator[FakeResponse]:
-        if len(responses) != 1:
-            raise Violation("an iterator that receives a second response can lock up the waiting process")
-        self.unfinished += 1
-        for position, response in enumerate(responses):
-            if position + 1 == len(responses):
-                self.unfinished -= 1
-            yield response
-            if response.has_error():
-                raise Violation("an iterator that is asked for more after an error may never end")
 
     def InferenceRequest(self, **arguments: Any) -> FakeInferenceRequest:
         return FakeInferenceRequest(self, **arguments)

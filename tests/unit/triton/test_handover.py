@@ -1,6 +1,6 @@
 """Requests of ``cosyvoice2`` become sessions of ``cosyvoice2_bistream``: audio in order, its error, and the end of a client that goes.
 
-Over both kinds of channel, whose ends are real; the sessions are answered by the test.
+Over a real channel; the sessions are answered by the test.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from bistream.contract.codec import Arrays, Inputs, scalar_array, text_array
 from bistream.contract.fields import CALLED_BISTREAM
 from bistream.errors import BistreamError, BusyError
 from bistream.processes.control_files import CONTROL_VARIABLE
-from bistream.transport.bls_client import BlsClient
-from bistream.transport.channel import open_channel
-from bistream.transport.iterator_keeper import IteratorKeeper
 from bistream.transport.sender import Answerer
+from bistream.transport.sibling_ports import open_channel
 from bistream.triton.handover import HandOver
 from bistream.types import AudioChunk
 from tests.unit.transport.siblings import WAIT_S, Siblings
@@ -83,25 +81,21 @@ def said(text: str) -> Arrays:
     return {"target_text": text_array(text)}
 
 
-@pytest.fixture(params=["socket", "bls"])
-def sessions(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sessions]:
+@pytest.fixture
+def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sessions]:
+    monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
     sessions = Sessions()
-    if request.param == "socket":
-        monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
-        sessions.listen()
-    else:
-        monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
     yield sessions
     sessions.close()
 
 
-def open_hand_over(sessions: Sessions, patience_s: float = WAIT_S) -> HandOver:
-    return HandOver(open_channel(BlsClient(sessions.backend, IteratorKeeper()), CALLED_BISTREAM), patience_s)
+def open_hand_over(patience_s: float = WAIT_S) -> HandOver:
+    return HandOver(open_channel(CALLED_BISTREAM), patience_s)
 
 
 @pytest.fixture
 def hand_over(sessions: Sessions) -> Iterator[HandOver]:
-    hand_over = open_hand_over(sessions)
+    hand_over = open_hand_over()
     yield hand_over
     hand_over.close()
 
@@ -142,22 +136,18 @@ def test_a_client_that_goes_ends_its_session_alone(sessions: Sessions, hand_over
     assert clients[1].end() is None and clients[0].ends.empty()
 
 
-def test_the_death_of_the_other_process_is_told_to_each_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
-    sessions, client, late = Sessions(), Client(), Client()
-    sessions.listen()
-    hand_over = open_hand_over(sessions)
+def test_the_death_of_the_other_process_is_told_to_each_client(sessions: Sessions, hand_over: HandOver) -> None:
+    client, late = Client(), Client()
     hand_over.handle(said("slowly"), client)
     sessions.waiting.get(timeout=WAIT_S)
     sessions.close()
     assert getattr(client.end(), "code", None) == "ENGINE_ERROR"
     hand_over.handle(said("1"), late)
     assert getattr(late.end(), "code", None) == "ENGINE_ERROR"
-    hand_over.close()
 
 
 def test_an_end_waits_for_what_is_under_way_and_takes_nothing_new(sessions: Sessions) -> None:
-    hand_over, client, late = open_hand_over(sessions), Client(), Client()
+    hand_over, client, late = open_hand_over(), Client(), Client()
     hand_over.handle(said("slowly"), client)
     speaking = sessions.waiting.get(timeout=WAIT_S)
     closing = threading.Thread(target=hand_over.close)
@@ -172,7 +162,7 @@ def test_an_end_waits_for_what_is_under_way_and_takes_nothing_new(sessions: Sess
 
 
 def test_what_does_not_end_in_time_is_told_and_given_up(sessions: Sessions) -> None:
-    hand_over, client = open_hand_over(sessions, patience_s=0.0), Client()
+    hand_over, client = open_hand_over(patience_s=0.0), Client()
     hand_over.handle(said("slowly"), client)
     speaking = sessions.waiting.get(timeout=WAIT_S)
     closing = threading.Thread(target=hand_over.close)

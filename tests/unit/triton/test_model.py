@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ FAILURES = [InvalidInputError("Send something else."), ZeroDivisionError("/srv/s
 
 
 @pytest.fixture(autouse=True)
-def _leave_the_test_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def _leave_the_test_process_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(model_module, "prepare_process", lambda config, name: None)
     monkeypatch.setattr(model_module, "end_when_useless", lambda healthy: None)
     monkeypatch.setattr(model_module, "settle_memory", lambda: None)
