@@ -18,7 +18,7 @@ from tests.fakes import RecordingSink, ScriptedEngine, stopping_script
 from tests.unit.text2token.engine_conformance import Bench, EngineConformance
 from tests.unit.text2token.tiny import SPACE, tiny_model
 
-SETTINGS = EngineSettings(max_sessions=6, max_rows=32, kv_cache_tokens=4096, block_size=16, max_sequence_ids=2048)
+SETTINGS = EngineSettings(max_sessions=6, max_rows=32, kv_cache_tokens=1024, block_size=16, max_sequence_ids=512)
 
 
 class FaultyRunner:
@@ -118,7 +118,7 @@ class TestThreadedTorchEngine(EngineConformance):
 class TestScriptedEngine(EngineConformance):
     @pytest.fixture
     def bench(self) -> Iterator[Bench]:
-        engine = ScriptedEngine(SPACE, stopping_script, pumped=True, max_sessions=6, max_total_ids=4096, max_sequence_ids=2048)
+        engine = ScriptedEngine(SPACE, stopping_script, pumped=True, max_sessions=6, max_total_ids=1024, max_sequence_ids=512)
 
         def drive(sinks: Sequence[RecordingSink]) -> None:
             engine.pump()
