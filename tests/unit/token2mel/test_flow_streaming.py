@@ -48,7 +48,7 @@ of_every_network = pytest.mark.parametrize("network", ["unet", "unet in graphs",
 
 
 @of_every_network
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(
     prompt_tokens=prompt_sizes,
     sizes=hop_sizes,
@@ -74,7 +74,7 @@ def test_incremental_equals_the_whole_prefix(network: str, prompt_tokens: int, s
 
 
 @of_every_network
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(
     sessions=st.lists(st.tuples(prompt_sizes, hop_sizes, st.integers(0, 2)), min_size=2, max_size=4),
     left=st.sampled_from([0, 1]),
