@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.syntax import syntax
+
 ROOT = Path(__file__).resolve().parents[2]
 # Parts (modules or sub-packages of bistream) on one line do not import each other.
 ORDER: tuple[frozenset[str], ...] = tuple(
@@ -144,7 +146,7 @@ DOORS = {"grpc_call", "grpc_server", "grpc_questions", "http_api", "http_json", 
 @cache
 def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
     """Of a file, wherever they stand."""
-    return [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [node for node in ast.walk(syntax(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def imported_modules(path: Path) -> Iterator[tuple[list[str], int]]:
@@ -271,7 +273,7 @@ def gateway_imports(path: Path) -> set[str]:
     text = path.read_text(encoding="utf-8")
     if "gateway" not in text:
         return set()
-    tree = ast.parse(text)
+    tree = syntax(path)
     for_types = {inner for node in tree.body if isinstance(node, ast.If) for inner in ast.walk(node)}
     found: set[str] = set()
     for node in ast.walk(tree):

@@ -62,17 +62,18 @@ def signal_to_error_db(found: FloatArray, expected: FloatArray) -> float:
 
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(CUTS)
-def test_any_cut_gives_nearly_the_offline_audio(any_stage: VocoderStage, cuts: list[int]) -> None:
-    """The difference is the right context beyond the 8 withheld frames: 30 dB is far below the speech."""
+def test_any_cut_gives_nearly_the_offline_audio(stage: VocoderStage, cuts: list[int]) -> None:
+    """The difference is the right context beyond the 8 withheld frames: 30 dB is far below the speech. The middle tier has the same hops
+    and the same offline audio (test_graph_stage.py, test_offline.py)."""
     mel = tiny.voiced_mel(sum(cuts), seed=len(cuts))
-    streamed = np.concatenate(stream(any_stage, mel, cuts))
-    assert signal_to_error_db(streamed, any_stage.synthesize(mel, SEED)) > 30
+    streamed = np.concatenate(stream(stage, mel, cuts))
+    assert signal_to_error_db(streamed, stage.synthesize(mel, SEED)) > 30
 
 
 @settings(max_examples=4, deadline=None)
 @given(CUTS)
-def test_a_hop_withholds_eight_frames_and_the_last_one_none(any_stage: VocoderStage, cuts: list[int]) -> None:
-    chunks = stream(any_stage, tiny.voiced_mel(sum(cuts)), cuts)
+def test_a_hop_withholds_eight_frames_and_the_last_one_none(stage: VocoderStage, cuts: list[int]) -> None:
+    chunks = stream(stage, tiny.voiced_mel(sum(cuts)), cuts)
     received = np.cumsum(cuts)
     out = [max(0, int(frames) - VOCODER_OVERLAP_FRAMES) for frames in received[:-1]] + [int(received[-1])]
     assert np.cumsum([len(chunk) for chunk in chunks]).tolist() == [frames * SAMPLES_PER_MEL_FRAME for frames in out]

@@ -1,4 +1,4 @@
-"""``EngineConformance`` on the torch engine (CPU, tiny random model; stepped by hand, in its thread, running ahead) and on
+"""``EngineConformance`` on the torch engine (CPU, tiny random model; in its thread, and stepped by hand and running ahead) and on
 the scripted fake that other tests rely on."""
 
 from __future__ import annotations
@@ -62,14 +62,6 @@ def stepped_bench(runner: FaultyRunner) -> Bench:
 def check_at_the_end(bench: Bench) -> None:
     bench.engine.close()
     bench.engine.check_integrity()
-
-
-class TestSteppedTorchEngine(EngineConformance):
-    @pytest.fixture
-    def bench(self) -> Iterator[Bench]:
-        bench = stepped_bench(FaultyRunner())
-        yield bench
-        check_at_the_end(bench)
 
 
 class TestTorchEngineRunningAhead(EngineConformance):

@@ -44,10 +44,13 @@ def plain(network: str) -> str:
     return network.removesuffix(" in graphs")
 
 
+of_both_networks = pytest.mark.parametrize(
+    "network", ["unet", "dit"]
+)  # recorded graphs equal them: test_graph_runner.py, test_dit_graphs.py
 of_every_network = pytest.mark.parametrize("network", ["unet", "unet in graphs", "dit"])
 
 
-@of_every_network
+@of_both_networks
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(
     prompt_tokens=prompt_sizes,
@@ -73,7 +76,7 @@ def test_incremental_equals_the_whole_prefix(network: str, prompt_tokens: int, s
     incremental.check_integrity()
 
 
-@of_every_network
+@of_both_networks
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(
     sessions=st.lists(st.tuples(prompt_sizes, hop_sizes, st.integers(0, 2)), min_size=2, max_size=4),
@@ -115,7 +118,7 @@ def test_an_utterance_without_tokens_is_empty() -> None:
     assert stage("unet").synthesize([], make_prompt(30)).shape == (MEL_BINS, 0)
 
 
-@pytest.mark.parametrize("network", ["unet", "dit"])
+@of_both_networks
 def test_padding_to_buckets_changes_nothing(network: str) -> None:
     """As on a GPU, where the plain networks run on padded shapes."""
     subject = make(network)
