@@ -109,13 +109,8 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     ),
 }
 IMPORT_TRITON = {
-    "arithmetic",
-    "barriers",
-    "dependent_launch",
-    "tensor_tiles",
-    "compile_ahead",
-    "compile_worker",
-}  # modules of gpu; beside them only the cuda folders
+    "arithmetic", "barriers", "dependent_launch", "tensor_tiles", "compile_ahead", "compile_worker",
+}  # modules of gpu; beside them only the cuda folders  # fmt: skip
 PACKAGES = ("bistream", "gateway", "interfaces", "scripts")
 STAGES = ("text2token", "token2mel", "mel2wav")
 CLIENT_MAY_IMPORT = {"audio", "config", "contract", "types", "client", "errors"}
@@ -331,13 +326,8 @@ def interfaces_imports(path: Path) -> set[str]:
 def test_the_interfaces_import_only_the_contract_the_client_and_the_gates_tools() -> None:
     allowed = {f"bistream.{name}" for name in ("client", "config", "contract", "errors", "processes")}
     allowed |= {
-        "gateway.admission",
-        "gateway.keys",
-        "gateway.listening",
-        "gateway.refusals",
-        "gateway.http_server",
-        "gateway.token_buckets",
-    }
+        "gateway.admission", "gateway.keys", "gateway.listening", "gateway.refusals", "gateway.http_server", "gateway.token_buckets",
+    }  # fmt: skip
     imported = {name for path in sources("interfaces") for name in interfaces_imports(path)}
     assert {name for name in imported if name.split(".")[0] in ("bistream", "gateway")} <= allowed
 

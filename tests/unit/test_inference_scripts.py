@@ -91,17 +91,8 @@ def test_manners_of_speaking(main: Any, manner: list[str], either_model_dir: Pat
     voice, output = str(manifest.parent / "voice.wav"), tmp_path / "out"
     given = [voice if word == "{voice}" else word for word in manner]
     base = [
-        "--model-dir",
-        str(either_model_dir),
-        "--output-dir",
-        str(output),
-        "--device",
-        "cpu",
-        "--dtype",
-        "float32",
-        "--num-threads",
-        "1",
-    ]
+        "--model-dir", str(either_model_dir), "--output-dir", str(output), "--device", "cpu", "--dtype", "float32", "--num-threads", "1",
+    ]  # fmt: skip
     assert main([*base, *given]) == 0
     (wav,) = output.glob("*.wav")
     assert wav.stem == ("voice" if "--source-audio" in manner else "utterance")

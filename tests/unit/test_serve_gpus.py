@@ -13,15 +13,7 @@ from bistream.keeper.host import ServerError
 from scripts.edge_command import edge_command
 from scripts.serve import make_parser
 from scripts.serve import parse_arguments as parse_serve_arguments
-from scripts.serve_gpus import (
-    check_ports,
-    gpus_of_servers,
-    main,
-    parse_arguments,
-    server_address,
-    server_command,
-    server_member,
-)
+from scripts.serve_gpus import check_ports, gpus_of_servers, main, parse_arguments, server_address, server_command, server_member
 
 
 def test_every_server_has_ports_of_its_own_and_all_options(tmp_path: Path) -> None:
@@ -85,13 +77,8 @@ def edge_options(*words: str) -> argparse.Namespace:
 def test_the_edge_of_one_server_has_the_public_side_and_its_server_the_rest(tmp_path: Path) -> None:
     words = ["--grpc-address=0.0.0.0", "--grpc-port=7001", "--http-port=7000", "--metrics-port=7002", "--health-port=7003", "--log-file=-"]
     words += [
-        "--tls-certificate=c.pem",
-        "--tls-key=k.pem",
-        "--keys-file=keys",
-        "--drain-timeout-s=60.0",
-        "--no-golden",
-        "--ready-file=ready",
-    ]
+        "--tls-certificate=c.pem", "--tls-key=k.pem", "--keys-file=keys", "--drain-timeout-s=60.0", "--no-golden", "--ready-file=ready",
+    ]  # fmt: skip
     options = edge_options(*words)
     assert (options.grpc_address, options.grpc_port, options.http_address, options.http_port) == ("0.0.0.0", 7001, "127.0.0.1", 7000)
     assert (options.tls_certificate, options.tls_key, options.ready_file) == (Path("c.pem"), Path("k.pem"), Path("ready"))

@@ -125,10 +125,7 @@ def test_computed_buffers_may_be_in_the_file(model_dir: Path) -> None:
     load_codec(model_dir, CPU)
 
 
-SOME_KEYS = (
-    "decoder.model.1.block.1.weight_g",
-    "speaker_encoder.speaker_encoder.bn.num_batches_tracked",
-)
+SOME_KEYS = ("decoder.model.1.block.1.weight_g", "speaker_encoder.speaker_encoder.bn.num_batches_tracked")
 
 
 @pytest.mark.parametrize("key", SOME_KEYS)

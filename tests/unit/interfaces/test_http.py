@@ -248,11 +248,7 @@ def test_a_voice_is_uploaded_spoken_with_and_deleted(server: FakeServer, front: 
     assert start.inputs["reference_wav"].shape == (1, 16000) and start.inputs["reference_text"] == b"What I say."
     path, mine = f"/v1/audio/voices/{voice['id']}", {"x-voice-secret": voice["secret"]}
     assert ask(front, "DELETE", path)[0] == ask(front, "DELETE", path, headers={"x-voice-secret": "x"})[0] == 403
-    assert json.loads(ask(front, "DELETE", path, headers=mine)[2]) == {
-        "id": voice["id"],
-        "object": "audio.voice.deleted",
-        "deleted": True,
-    }
+    assert json.loads(ask(front, "DELETE", path, headers=mine)[2]) == {"id": voice["id"], "object": "audio.voice.deleted", "deleted": True}
     assert speech(front, voice="mine")[0] == 404 and ask(front, "DELETE", path, headers=mine)[0] == 404
     assert ask(front, "DELETE", "/v1/audio/voices/anna")[0] == 404  # the command line's
 

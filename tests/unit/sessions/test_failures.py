@@ -8,23 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from bistream.errors import (
-    BistreamError,
-    BusyError,
-    CancelledError,
-    EngineError,
-    SessionExistsError,
-    UnknownSessionError,
-)
+from bistream.errors import BistreamError, BusyError, CancelledError, EngineError, SessionExistsError, UnknownSessionError
 from bistream.sessions.speaking import ANSWER_TIMEOUT_S
 from bistream.types import FinishReason
-from tests.unit.sessions.fakes import (
-    WAIT_S,
-    FakeModels,
-    FakeSender,
-    append_request,
-    start_request,
-)
+from tests.unit.sessions.fakes import WAIT_S, FakeModels, FakeSender, append_request, start_request
 from tests.unit.sessions.house import House, assert_whole
 
 

@@ -139,14 +139,7 @@ def test_variants_are_the_plain_sentence(name: str) -> None:
     "text",
     (
         *(
-            "3 < 5 and 7 > 2",
-            "a<b",
-            "I <3 you",
-            "if (a<b) return a&b;",
-            "List<String> x",
-            "Dear <name>,",
-            "R&D and AT&T",
-            "x <y",
+            "3 < 5 and 7 > 2", "a<b", "I <3 you", "if (a<b) return a&b;", "List<String> x", "Dear <name>,", "R&D and AT&T", "x <y",
             "5 * 3 = 15",
         ),
         *(
@@ -167,7 +160,7 @@ def test_variants_are_the_plain_sentence(name: str) -> None:
         ),
         *("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "\u041f\u0420\u0418\u0412\u0415\u0422", "What?! (No.)"),
     ),
-)
+)  # fmt: skip
 def test_text_that_means_something_is_unchanged(text: str) -> None:
     assert prepared(text) == text
 

@@ -11,14 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from bistream.errors import (
-    BusyError,
-    EngineError,
-    InvalidInputError,
-    SessionExistsError,
-    ShuttingDownError,
-    UnknownSessionError,
-)
+from bistream.errors import BusyError, EngineError, InvalidInputError, SessionExistsError, ShuttingDownError, UnknownSessionError
 from bistream.text2token.engine import Engine, EngineSequence, SamplingSpec, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.sequence import StepPlan
 from bistream.text2token.step_runner import SampledRows, StepRunner

@@ -22,17 +22,7 @@ from bistream.token2mel.solving import SpanBatch
 from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.token2mel.state import FlowState
 from bistream.types import VoicePrompt
-from tests.unit.token2mel.flow_fixtures import (
-    CHECKPOINT,
-    TINY,
-    assert_same,
-    cut,
-    hop_mel,
-    make_prompt,
-    make_stage,
-    make_tokens,
-    run,
-)
+from tests.unit.token2mel.flow_fixtures import CHECKPOINT, TINY, assert_same, cut, hop_mel, make_prompt, make_stage, make_tokens, run
 
 
 @pytest.fixture(scope="module", params=[Tier.PLAIN, Tier.GRAPHS], ids=lambda tier: tier.value)

@@ -69,11 +69,7 @@ class CountingNetwork:
 
 @pytest.mark.parametrize(
     ("network", "batching"),
-    [
-        (CountingNetwork(), Batching.PADDED),
-        (CountingNetwork(spill=1.0), Batching.EQUAL),
-        (CountingNetwork(fails=True), Batching.ALONE),
-    ],
+    [(CountingNetwork(), Batching.PADDED), (CountingNetwork(spill=1.0), Batching.EQUAL), (CountingNetwork(fails=True), Batching.ALONE)],
 )
 def test_the_widest_batch_that_gives_equal_codes(network: CountingNetwork, batching: Batching) -> None:
     assert choose_batching(network) is batching
