@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -50,6 +51,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model directory, read only. Every process of a parallel run makes its own, in a fraction of a second."""
     return _make_tiny(tmp_path_factory, "cosyvoice2")
+
+
+@pytest.fixture(scope="session")
+def brief_model_dir(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, but its language model soon ends, as trained ones do: random weights speak until they are cut."""
+    import torch  # noqa: PLC0415
+
+    directory = Path(shutil.copytree(tiny_model_dir, tmp_path_factory.mktemp("checkpoint") / "brief"))
+    state = torch.load(directory / "llm.pt", weights_only=True)
+    state["llm_decoder.bias"][-3] += 8.0  # eos
+    torch.save(state, directory / "llm.pt")
+    return directory
 
 
 @pytest.fixture(scope="session")

@@ -25,16 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bistream.errors import BusyError, EngineError, InvalidInputError, SessionExistsError, ShuttingDownError, UnknownSessionError
-from bistream.text2token.engine import (
-    EngineCapabilities,
-    EngineStats,
-    SamplingSpec,
-    TokenSpace,
-    TurnEnd,
-    TurnLimits,
-    TurnResult,
-    TurnSink,
-)
+from bistream.text2token.engine import EngineCapabilities, EngineStats, SamplingSpec, TokenSpace, TurnEnd, TurnLimits, TurnResult, TurnSink
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -51,12 +51,7 @@ FLOAT16_DB = 50.0
 # at full size two runs are 68 dB from one another.
 REPEAT_DB = {"few": 60.0, "some": 60.0, "several": 60.0, "many": 80.0}
 # One or two buckets of each kind of kernel; larger calls are split into several.
-BUCKETS = {
-    "few": (Bucket(64, 4), Bucket(192, 8)),
-    "some": (Bucket(256, 16),),
-    "several": (Bucket(320, 16),),
-    "many": (Bucket(1664, 64),),
-}
+BUCKETS = {"few": (Bucket(64, 4), Bucket(192, 8)), "some": (Bucket(256, 16),), "several": (Bucket(320, 16),), "many": (Bucket(1664, 64),)}
 TUNINGS = {"few": tuning.FEW[64], "some": tuning.FEW[256], "several": tuning.FEW[384], "many": tuning.MANY}
 KINDS = sorted(BUCKETS)
 

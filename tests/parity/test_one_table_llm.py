@@ -15,14 +15,7 @@ from bistream.checkpoints.one_table import OneTableConfig
 from bistream.contract.checks import GENDERS, LEVELS
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits
 from bistream.text2token.engine_settings import EngineSettings
-from bistream.text2token.one_table.prompts import (
-    Labels,
-    SpeakerTokens,
-    begin_speech,
-    clone_prompt,
-    continued_prompt,
-    labels_prompt,
-)
+from bistream.text2token.one_table.prompts import Labels, SpeakerTokens, begin_speech, clone_prompt, continued_prompt, labels_prompt
 from bistream.text2token.one_table.sampling import kept_scores
 from bistream.text2token.one_table.tokenizer import PlainTextTokenizer
 from bistream.text2token.one_table.voice_design import VoiceDesigner

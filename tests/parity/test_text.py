@@ -9,14 +9,7 @@ import pytest
 
 from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.text import front_end as text_front_end
-from bistream.text.front_end import (
-    is_only_punctuation,
-    number_to_words,
-    prepare_text,
-    replace_blank,
-    spell_out_number,
-    split_paragraph,
-)
+from bistream.text.front_end import is_only_punctuation, number_to_words, prepare_text, replace_blank, spell_out_number, split_paragraph
 from tests.parity import golden
 
 CASES: list[dict[str, Any]] = golden.read_json("text.json")

@@ -10,16 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from bistream.keeper.host import SHARED_MEMORY
-from tests.triton.conftest import (
-    LIMITS,
-    PROBE_TIMEOUT_S,
-    ROOT,
-    START_TIMEOUT_S,
-    TRITON_BACKENDS,
-    TRITON_SERVER,
-    WAIT_TIMEOUT_S,
-    wait_for,
-)
+from tests.triton.conftest import LIMITS, PROBE_TIMEOUT_S, ROOT, START_TIMEOUT_S, TRITON_BACKENDS, TRITON_SERVER, WAIT_TIMEOUT_S, wait_for
 from tests.triton.sockets import parents
 
 

@@ -1,4 +1,4 @@
-"""Every invalid request gets a clear error and one final response, and the server keeps serving."""
+"""An invalid request gets a clear error and one final response, and the server keeps serving. All that is refused: tests/unit/sessions."""
 
 from __future__ import annotations
 
@@ -27,47 +27,23 @@ def with_sample(value: float) -> dict[str, Any]:
 
 
 BAD_VOICES: dict[str, tuple[dict[str, Any], str]] = {
-    "no voice at all": ({}, "INVALID_INPUT"),
     "0 samples": (silence(0), "INVALID_INPUT"),
-    "under 0.5 s": (silence(7999), "INVALID_INPUT"),
-    "over 30 s": (silence(30 * 16000 + 1), "INVALID_INPUT"),
     "NaN": (with_sample(np.nan), "INVALID_INPUT"),
-    "infinity": (with_sample(np.inf), "INVALID_INPUT"),
-    "length beyond the recording": ({**silence(16000), "reference_wav_len": 16001}, "INVALID_INPUT"),
-    "length 0": ({**silence(16000), "reference_wav_len": 0}, "INVALID_INPUT"),
     "negative length": ({**silence(16000), "reference_wav_len": -5}, "INVALID_INPUT"),
-    "length cuts below 0.5 s": ({**silence(16000), "reference_wav_len": 100}, "INVALID_INPUT"),
-    "empty transcript": ({**silence(16000), "reference_text": ""}, "INVALID_INPUT"),
     "transcript is not UTF-8": ({**silence(16000), "reference_text": b"\xff\xfe"}, "INVALID_INPUT"),
     "unknown speaker": ({"speaker_id": "nobody"}, "UNKNOWN_SPEAKER"),
-    "speaker_id is a path": ({"speaker_id": "../etc/passwd"}, "INVALID_INPUT"),
 }
 BAD_REQUESTS: dict[str, dict[str, Any]] = {
-    "empty text and no more to follow": {"target_text": ""},
     "no text at all": {"is_end": True},
-    "text over the limit": {"target_text": "x" * 401},
-    "invalid UTF-8 at the end": {"target_text": b"Hello \xe4\xbd"},
     "invalid UTF-8": {"target_text": b"Hello \xff world."},
-    "temperature below 0": {**SPEAKABLE, "temperature": -1.0},
     "temperature is NaN": {**SPEAKABLE, "temperature": float("nan")},
-    "top_k 0": {**SPEAKABLE, "top_k": 0},
-    "top_p 0": {**SPEAKABLE, "top_p": 0.0},
-    "top_p above 1": {**SPEAKABLE, "top_p": 1.5},
-    "speed 0": {**SPEAKABLE, "speed": 0.0},
-    "session_id with a blank": {**SPEAKABLE, "session_id": "a b"},
     "empty session_id": {**SPEAKABLE, "session_id": ""},
-    "a start that announces more text but has no session_id": {**SPEAKABLE, "is_end": False},
-    "an append without session_id": {**SPEAKABLE, "is_start": False},
     "a cancel without session_id": {"is_cancel": True},
 }
 # Refused by Triton before the model sees them.
 MISSHAPEN: dict[str, dict[str, Any]] = {
     "recording as float64": {**SPEAKABLE, "reference_wav": np.zeros((1, 16000), np.float64)},
-    "recording as int32": {**SPEAKABLE, "reference_wav": np.zeros((1, 16000), np.int32)},
-    "recording of rank 1": {**SPEAKABLE, "reference_wav": np.zeros(16000, np.float32)},
-    "two channels": {**SPEAKABLE, "reference_wav": np.zeros((2, 16000), np.float32)},
     "text as a number": {"target_text": np.zeros((1, 1), np.int32)},
-    "length as a float": {**SPEAKABLE, "reference_wav_len": np.ones((1, 1), np.float32)},
     "an unknown input": {**SPEAKABLE, "volume": np.ones((1, 1), np.float32)},
 }
 
@@ -112,11 +88,6 @@ def test_wrong_types_and_shapes_are_refused(grpc_url: str, name: str) -> None:
     assert "/" not in answer.error.sentence
 
 
-def test_an_append_to_an_unknown_session_is_refused(grpc_url: str) -> None:
-    for values in ({"is_start": False, "is_end": False}, {"is_start": False, "is_end": True}):
-        check_refusal(ask(grpc_url, MODEL, session_id="never-started", target_text="Hello.", **values), "UNKNOWN_SESSION")
-
-
 def test_an_append_over_the_limit_leaves_the_session_unchanged(grpc_url: str, voice: dict[str, Any]) -> None:
     session_id = uuid.uuid4().hex
     with Stream(grpc_url) as stream:
@@ -128,13 +99,3 @@ def test_an_append_over_the_limit_leaves_the_session_unchanged(grpc_url: str, vo
         stream.send(MODEL, session_id=session_id, target_text=".", is_start=False, is_end=True)
         stream.receive(start)
     assert start.error is None and start.waveform.size > 0
-
-
-def test_invalid_utf8_across_pieces_is_refused_at_the_end(grpc_url: str, voice: dict[str, Any]) -> None:
-    session_id = uuid.uuid4().hex
-    with Stream(grpc_url) as stream:
-        start = stream.send(MODEL, session_id=session_id, target_text=b"Hello \xe4\xbd", is_end=False, **voice)
-        end = stream.receive(stream.send(MODEL, session_id=session_id, target_text="", is_start=False, is_end=True))
-        assert end.code == "INVALID_INPUT"
-        stream.send(MODEL, session_id=session_id, is_cancel=True)  # an error on an append leaves the session as it was
-        assert stream.receive(start).code == "CANCELLED"

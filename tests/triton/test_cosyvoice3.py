@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from bistream.errors import BusyError, CancelledError
+from bistream.errors import BusyError
 from bistream.types import FloatArray
 from tests.formats import SAMPLES_PER_TOKEN
 from tests.triton.conftest import make_repository
@@ -102,15 +102,6 @@ def test_upstreams_client_streams_under_its_own_name(keeper: Keeper, voice: Voic
     spoken = stream_each(keeper.grpc_url, voice["reference_wav"][0], "A reference.", ["Hi.", "You."], MODEL3)
     assert all(audio.ndim == 1 and audio.size > 0 and np.isfinite(audio).all() for audio in spoken)
     assert ask_statistics(keeper.grpc_url, MODEL3) >= before + len(spoken)  # the keeper's probes count too
-
-
-def test_a_session_is_cancelled(keeper: Keeper, voice: Voice) -> None:
-    with Stream(keeper.grpc_url) as stream:
-        session_id = uuid.uuid4().hex
-        start = stream.send(MODEL, session_id=session_id, target_text=TEXT * 8, is_end=False, **voice)
-        stream.receive_audio(start)
-        stream.send(MODEL, session_id=session_id, is_cancel=True)
-        assert isinstance(stream.receive(start).error, CancelledError)
 
 
 def test_a_full_server_speaks_with_its_callers_and_refuses_others(keeper: Keeper, voice: Voice) -> None:

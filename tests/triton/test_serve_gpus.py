@@ -51,19 +51,9 @@ class Group:
         self._command += ["--model-repository", str(repository), "--ready-file", str(self._ready), "--log-folder", str(self._folder)]
         self._command += [word for name, number in numbers.items() for word in (f"--{name}-port", str(number))]
         self._command += [
-            "--",
-            "--no-golden",
-            "--tritonserver",
-            str(TRITON_SERVER),
-            "--backend-directory",
-            str(TRITON_BACKENDS),
-            "--drain-timeout-s",
-            LONG,
-            "--max-silence-s",
-            LONG,
-            "--probe-timeout-s",
-            str(PROBE_TIMEOUT_S),
-        ]
+            "--", "--no-golden", "--tritonserver", str(TRITON_SERVER), "--backend-directory", str(TRITON_BACKENDS), "--drain-timeout-s",
+            LONG, "--max-silence-s", LONG, "--probe-timeout-s", str(PROBE_TIMEOUT_S),
+        ]  # fmt: skip
 
     def __enter__(self) -> Group:
         with self._log.open("w", encoding="utf-8") as log:

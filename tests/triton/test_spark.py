@@ -15,7 +15,7 @@ import soundfile
 
 from benchmarks import dataset
 from bistream.commands.main import main
-from bistream.errors import CancelledError, InvalidInputError
+from bistream.errors import InvalidInputError
 from tests.triton.conftest import make_repository
 from tests.triton.keeper import Keeper
 from tests.triton.requests import Stream, ask
@@ -154,15 +154,6 @@ def test_a_recording_is_converted(keeper: Keeper, voice: Voice) -> None:
     source = voice["reference_wav"]
     answer = ask(keeper.grpc_url, MODEL, source_wav=source, **voice)
     assert answer.error is None and abs(answer.waveform.size - source.size) < 2 * SAMPLES_PER_TOKEN
-
-
-def test_a_session_is_cancelled(keeper: Keeper, voice: Voice) -> None:
-    with Stream(keeper.grpc_url) as stream:
-        session_id = uuid.uuid4().hex
-        start = stream.send(MODEL, session_id=session_id, target_text=TEXT * 8, is_end=False, **voice)
-        stream.receive_audio(start)
-        stream.send(MODEL, session_id=session_id, is_cancel=True)
-        assert isinstance(stream.receive(start).error, CancelledError)
 
 
 @pytest.mark.parametrize(

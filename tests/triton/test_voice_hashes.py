@@ -121,10 +121,7 @@ def test_upstreams_model_takes_hashes_offline(gate: GateProcess, voice: Voice) -
 def test_manners_over_http(gate: GateProcess, voice: Voice) -> None:
     """A preset as instructed, cross-lingual speech, and voice conversion, each in one answer."""
     recording = voice["reference_wav"].reshape(-1).round(5)
-    bodies = [
-        request_body("Hi.", None, None, speaker_id="001", instruct_text="用四川话说"),
-        request_body("Hi.", recording, None),
-    ]
+    bodies = [request_body("Hi.", None, None, speaker_id="001", instruct_text="用四川话说"), request_body("Hi.", recording, None)]
     source = {"name": "source_wav", "shape": [1, len(recording)], "datatype": "FP32", "data": recording.astype(float).round(5).tolist()}
     speaker = {"name": "speaker_id", "shape": [1, 1], "datatype": "BYTES", "data": ["001"]}
     bodies.append(json.dumps({"inputs": [source, speaker]}).encode())

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.syntax import syntax
+
 ROOT = Path(__file__).resolve().parents[2]
 CODE_SPAN = re.compile(r"`([^`]*)`")
 
@@ -17,7 +19,7 @@ CODE_SPAN = re.compile(r"`([^`]*)`")
 def literals() -> list[str]:
     """Every string of the program; of f-strings the constant parts."""
     paths = [path for folder in ("bistream", "gateway", "scripts") for path in (ROOT / folder).rglob("*.py")]
-    nodes = (node for path in paths for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    nodes = (node for path in paths for node in ast.walk(syntax(path)))
     return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
 
 

@@ -29,6 +29,7 @@ from bistream.hops.policy import HopPolicy, HopProgress
 from bistream.sessions.playback import Playback, SpokenEffort, SpokenText
 from bistream.types import SpeechTokens
 from tests.unit.client.fake_server import FakeServer, Received, Stream
+from tests.unit.syntax import syntax
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("bistream", "gateway", "interfaces", "plugins", "client", "model_repo")
@@ -118,7 +119,7 @@ def words_of(tree: ast.AST) -> Iterator[str]:
 def test_no_code_outside_the_families_says_their_names() -> None:
     found: dict[str, set[str]] = {}
     for path in product_files():
-        words = {word for word in words_of(ast.parse(path.read_text(encoding="utf-8"))) if re.search("cosyvoice|spark", word.lower())}
+        words = {word for word in words_of(syntax(path)) if re.search("cosyvoice|spark", word.lower())}
         if words - NAMES_OF_MODELS:
             found[path.relative_to(ROOT).as_posix()] = words - NAMES_OF_MODELS
     assert found.keys() == MAY_SAY_IT.keys(), {path: words for path, words in found.items() if path not in MAY_SAY_IT}

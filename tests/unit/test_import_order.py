@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from tests.unit.syntax import syntax
+
 ROOT = Path(__file__).resolve().parents[2]
 # Parts (modules or sub-packages of bistream) on one line do not import each other.
 ORDER: tuple[frozenset[str], ...] = tuple(
@@ -44,7 +46,7 @@ DOORS = {"grpc_call", "grpc_server", "grpc_questions", "http_api", "http_json", 
 @cache
 def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
     """Of a file, wherever they stand."""
-    return [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [node for node in ast.walk(syntax(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def imported_names(path: Path) -> Iterator[tuple[str, int]]:
@@ -166,13 +168,8 @@ def interfaces_imports(path: Path) -> set[str]:
 def test_the_interfaces_import_only_the_contract_the_client_and_the_gates_tools() -> None:
     allowed = {f"bistream.{name}" for name in ("client", "config", "contract", "errors", "processes")}
     allowed |= {
-        "gateway.admission",
-        "gateway.keys",
-        "gateway.listening",
-        "gateway.refusals",
-        "gateway.http_server",
-        "gateway.token_buckets",
-    }
+        "gateway.admission", "gateway.keys", "gateway.listening", "gateway.refusals", "gateway.http_server", "gateway.token_buckets",
+    }  # fmt: skip
     imported = {name for path in sources("interfaces") for name in interfaces_imports(path)}
     assert {name for name in imported if name.split(".")[0] in ("bistream", "gateway")} <= allowed
 

@@ -32,9 +32,9 @@ def options(model_dir: Path, manifest: Path, output: Path) -> list[str]:
     return [*base, "--device", "cpu", "--dtype", "float32", "--num-threads", "1"]
 
 
-def test_offline_writes_wavs_and_the_log(tiny_model_dir: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_offline_writes_wavs_and_the_log(brief_model_dir: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out"
-    assert offline_inference.main(options(tiny_model_dir, manifest, output)) == 0
+    assert offline_inference.main(options(brief_model_dir, manifest, output)) == 0
     log = json.loads((output / "log.json").read_text(encoding="utf-8"))
     assert [entry["name"] for entry in log["utterances"]] == ["a", "b"]
     for entry in log["utterances"]:
@@ -48,12 +48,12 @@ def test_offline_writes_wavs_and_the_log(tiny_model_dir: Path, manifest: Path, t
 
 
 def test_streaming_writes_chunks_and_continues_after_an_error(
-    tiny_model_dir: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    brief_model_dir: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     soundfile.write(tmp_path / "short.wav", np.zeros(100), 16000)
     manifest.write_text(manifest.read_text(encoding="utf-8") + "c|Nothing.|short.wav|Hello.\n", encoding="utf-8")
     output = tmp_path / "out"
-    assert streaming_inference.main(options(tiny_model_dir, manifest, output)) == 1
+    assert streaming_inference.main(options(brief_model_dir, manifest, output)) == 1
     reports = json.loads((output / "log.json").read_text(encoding="utf-8"))["utterances"]
     assert [report["error"] is None for report in reports] == [True, True, False]
     for report, name in zip(reports[:2], "ab", strict=True):
@@ -66,13 +66,13 @@ def test_streaming_writes_chunks_and_continues_after_an_error(
 
 @pytest.fixture(scope="module")
 def either_model_dir(
-    request: pytest.FixtureRequest, tiny_model_dir: Path, tiny_cosyvoice3_dir: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, brief_model_dir: Path, tiny_cosyvoice3_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """With a table of presets, which is not released for CosyVoice3 but made by upstream's library for both families."""
     if request.param == "cosyvoice2":
-        return tiny_model_dir
+        return brief_model_dir
     made = Path(shutil.copytree(tiny_cosyvoice3_dir, tmp_path_factory.mktemp("model") / "tiny"))
-    shutil.copy(tiny_model_dir / "spk2info.pt", made)
+    shutil.copy(brief_model_dir / "spk2info.pt", made)
     return made
 
 
@@ -91,17 +91,8 @@ def test_manners_of_speaking(main: Any, manner: list[str], either_model_dir: Pat
     voice, output = str(manifest.parent / "voice.wav"), tmp_path / "out"
     given = [voice if word == "{voice}" else word for word in manner]
     base = [
-        "--model-dir",
-        str(either_model_dir),
-        "--output-dir",
-        str(output),
-        "--device",
-        "cpu",
-        "--dtype",
-        "float32",
-        "--num-threads",
-        "1",
-    ]
+        "--model-dir", str(either_model_dir), "--output-dir", str(output), "--device", "cpu", "--dtype", "float32", "--num-threads", "1",
+    ]  # fmt: skip
     assert main([*base, *given]) == 0
     (wav,) = output.glob("*.wav")
     assert wav.stem == ("voice" if "--source-audio" in manner else "utterance")

@@ -28,9 +28,9 @@ def tone() -> VoiceChoice:
 
 
 @pytest.fixture(scope="module")
-def pipeline(tiny_model_dir: Path) -> Iterator[LocalPipeline]:
+def pipeline(brief_model_dir: Path) -> Iterator[LocalPipeline]:
     config = RuntimeConfig(
-        model_dir=str(tiny_model_dir),
+        model_dir=str(brief_model_dir),
         device="cpu",
         dtype="float32",
         num_threads=1,

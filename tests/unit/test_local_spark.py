@@ -38,12 +38,7 @@ def voices_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pipeline(tiny_spark_dir: Path, voices_dir: Path) -> Iterator[LocalPipeline]:
     config = RuntimeConfig(
-        model_dir=str(tiny_spark_dir),
-        voices_dir=str(voices_dir),
-        device="cpu",
-        num_threads=1,
-        max_sessions=4,
-        first_lookahead_tokens=REACH,
+        model_dir=str(tiny_spark_dir), voices_dir=str(voices_dir), device="cpu", num_threads=1, max_sessions=4, first_lookahead_tokens=REACH
     )
     with LocalPipeline(config) as pipeline:
         yield pipeline
@@ -52,7 +47,7 @@ def pipeline(tiny_spark_dir: Path, voices_dir: Path) -> Iterator[LocalPipeline]:
 @pytest.fixture(autouse=True)
 def bounded_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random weights rarely end by themselves."""
-    monkeypatch.setattr(SpeechLengths, "most", lambda *_: 100)
+    monkeypatch.setattr(SpeechLengths, "most", lambda *_: 80)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tests.formats import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SAMPLE_RATE, SAMPLES_P
 from tests.sounds import speech_like
 
 CONTEXT_S = 4.0
-HOPS = 16  # of a second each
+HOPS = 14  # of a second each
 TEXT = "One more sentence, then."
 
 

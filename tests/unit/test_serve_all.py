@@ -79,10 +79,7 @@ def test_the_death_of_one_starts_it_again_alone_and_the_end_has_an_order(tmp_pat
     assert running.said.index("<interfaces drains>") < running.said.index("<server drains>")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [(["--fail", "--interfaces"], "server"), (["--interfaces", "--fail"], "interfaces")],
-)
+@pytest.mark.parametrize(("arguments", "name"), [(["--fail", "--interfaces"], "server"), (["--interfaces", "--fail"], "interfaces")])
 def test_a_first_start_that_fails_ends_both_with_one_sentence(arguments: list[str], name: str, tmp_path: Path) -> None:
     running = Running(tmp_path, *arguments)
     assert running.process.wait(TIMEOUT_S) == 1
@@ -91,15 +88,8 @@ def test_a_first_start_that_fails_ends_both_with_one_sentence(arguments: list[st
 
 def test_certificate_and_keys_hold_for_both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
-        "--tls-certificate",
-        "door.pem",
-        "--tls-key=door.key",
-        "--keys-file",
-        "keys",
-        "--interfaces",
-        "--keys-file=own",
-        "--server=a:1",
-    ]
+        "--tls-certificate", "door.pem", "--tls-key=door.key", "--keys-file", "keys", "--interfaces", "--keys-file=own", "--server=a:1",
+    ]  # fmt: skip
     monkeypatch.delenv("BISTREAM_API_KEY", raising=False)
     with pytest.raises(SystemExit):
         parse_arguments(words)

@@ -12,14 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.serve import make_parser
-from scripts.serve_from_environment import (
-    Plan,
-    VariableError,
-    main,
-    read_plan,
-    serve_variables,
-    template_variables,
-)
+from scripts.serve_from_environment import Plan, VariableError, main, read_plan, serve_variables, template_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = {"MODEL_DIR": str(ROOT)}

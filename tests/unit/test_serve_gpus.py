@@ -84,13 +84,8 @@ def edge_options(*words: str) -> argparse.Namespace:
 def test_the_edge_of_one_server_has_the_public_side_and_its_server_the_rest(tmp_path: Path) -> None:
     words = ["--grpc-address=0.0.0.0", "--grpc-port=7001", "--http-port=7000", "--metrics-port=7002", "--health-port=7003", "--log-file=-"]
     words += [
-        "--tls-certificate=c.pem",
-        "--tls-key=k.pem",
-        "--keys-file=keys",
-        "--drain-timeout-s=60.0",
-        "--no-golden",
-        "--ready-file=ready",
-    ]
+        "--tls-certificate=c.pem", "--tls-key=k.pem", "--keys-file=keys", "--drain-timeout-s=60.0", "--no-golden", "--ready-file=ready",
+    ]  # fmt: skip
     options = edge_options(*words)
     assert (options.grpc_address, options.grpc_port, options.http_address, options.http_port) == ("0.0.0.0", 7001, "127.0.0.1", 7000)
     assert (options.tls_certificate, options.tls_key, options.ready_file) == (Path("c.pem"), Path("k.pem"), Path("ready"))

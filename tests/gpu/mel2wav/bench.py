@@ -33,16 +33,8 @@ from tests.gpu.checks import DEVICE, INTERPRETED, Draw, poison, settled
 from tests.unit.mel2wav.tiny import random_state
 
 __all__ = [
-    "MEL_BINS",
-    "SAMPLES_PER_MEL_FRAME",
-    "VOCODER_OVERLAP_FRAMES",
-    "Area",
-    "Rate",
-    "ResBlock",
-    "RowPlan",
-    "normal_noise",
-    "packed_rows",
-]
+    "MEL_BINS", "SAMPLES_PER_MEL_FRAME", "VOCODER_OVERLAP_FRAMES", "Area", "Rate", "ResBlock", "RowPlan", "normal_noise", "packed_rows",
+]  # fmt: skip
 
 CONFIG = VocoderConfig()
 DTYPE = torch.float16

@@ -24,7 +24,7 @@ from bistream.mel2wav.graphs.causal_stage import BUCKETS, CausalGraphStage
 from bistream.mel2wav.hop_plan import Bucket
 from bistream.mel2wav.stage import VocoderHop
 from bistream.types import FloatArray
-from tests.unit.mel2wav.test_causal_graphs import speak
+from tests.unit.mel2wav.speaking import speak
 from tests.unit.mel2wav.tiny import random_state, voiced_mel
 
 if not torch.cuda.is_available():

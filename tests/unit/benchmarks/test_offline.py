@@ -29,13 +29,13 @@ def config(model_dir: Path) -> RuntimeConfig:
 
 
 @pytest.fixture(scope="module")
-def stages(tiny_model_dir: Path) -> Iterator[Stages]:
-    found = Stages(config(tiny_model_dir))
+def stages(brief_model_dir: Path) -> Iterator[Stages]:
+    found = Stages(config(brief_model_dir))
     yield found
     found.close()
 
 
-def test_a_batch_is_what_its_rows_are_alone(stages: Stages, tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_a_batch_is_what_its_rows_are_alone(stages: Stages, brief_model_dir: Path, tmp_path: Path) -> None:
     """And the tokens are those of the pipeline, whose offline waveform is that of full attention."""
     choices = [VoiceChoice(read_reference(write_recording(tmp_path / f"{hertz}.wav", pitch_hz=hertz)), "A tone.") for hertz in (120, 180)]
     voices = [stages.voice(choice) for choice in choices]
@@ -49,7 +49,7 @@ def test_a_batch_is_what_its_rows_are_alone(stages: Stages, tiny_model_dir: Path
         assert isinstance(waveform, np.ndarray) and isinstance(alone, np.ndarray)
         assert len(waveform) == SAMPLES_PER_TOKEN * len(speech.tokens)
         np.testing.assert_allclose(waveform, alone, atol=2e-3)  # as neighbours in the vocoder's batch: f0 is rounded
-    with LocalPipeline(config(tiny_model_dir)) as pipeline:
+    with LocalPipeline(config(brief_model_dir)) as pipeline:
         whole = stages.render_whole(speeches[0], 3)
         assert isinstance(whole, np.ndarray)
         np.testing.assert_allclose(pipeline.synthesize("Hi.", choices[0], sampling), whole, atol=2e-3)
@@ -59,7 +59,7 @@ def test_an_error_is_that_of_its_row(stages: Stages, tmp_path: Path) -> None:
     voice = stages.voice(VoiceChoice(read_reference(write_recording(tmp_path / "voice.wav")), "A tone."))
     good, bad = stages.speech_tokens([("Hi.", voice), (TOO_LONG, voice)], GenerationOptions())
     assert isinstance(bad, BistreamError) and not isinstance(good, BistreamError)
-    spoken, failed = stages.render([Speech(good, voice), Speech(good * 400, voice)], seed=0)
+    spoken, failed = stages.render([Speech(good, voice), Speech(good * 4000, voice)], seed=0)
     assert isinstance(failed, BistreamError) and isinstance(spoken, np.ndarray)
 
 

@@ -15,7 +15,7 @@ from tests.unit.bicodec.tiny import codec, tokens, voice
 
 
 @pytest.mark.parametrize("name", ["tiny", "resampled"])
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(lengths=st.lists(st.integers(1, 60), min_size=2, max_size=4))
 def test_padding_is_not_heard(name: str, lengths: list[int]) -> None:
     network = codec(name)
@@ -27,7 +27,7 @@ def test_padding_is_not_heard(name: str, lengths: list[int]) -> None:
         np.testing.assert_allclose(row[: len(alone)], alone, rtol=0, atol=5e-5)
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(st.lists(st.integers(0, 40), max_size=6))
 def test_any_lengths_in_one_call(lengths: list[int]) -> None:
     sequences = [tokens(length, seed) for seed, length in enumerate(lengths)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,17 +35,22 @@ CPU = torch.device("cpu")
 State = dict[str, Tensor]
 
 
+@pytest.fixture(scope="module")
+def whole_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("codec")
+    write_all(directory, writers(TINY, Drawer(seed=0)))
+    return directory
+
+
 @pytest.fixture
-def model_dir(tmp_path: Path) -> Path:
-    write_all(tmp_path, writers(TINY, Drawer(seed=0)))
-    return tmp_path
+def model_dir(whole_dir: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(whole_dir, tmp_path / "codec"))
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> VoiceReader:
-    directory = tmp_path_factory.mktemp("codec")
-    write_all(directory, writers(TINY, Drawer(seed=0)))
-    return load_reader(directory, CPU)
+def reader(whole_dir: Path) -> VoiceReader:
+    return load_reader(whole_dir, CPU)
 
 
 def change(path: Path, edit: Callable[[State], object]) -> None:
@@ -120,14 +126,7 @@ def test_computed_buffers_may_be_in_the_file(model_dir: Path) -> None:
     load_codec(model_dir, CPU)
 
 
-SOME_KEYS = (
-    "decoder.model.1.block.1.weight_g",
-    "prenet.vocos_backbone.convnext.1.norm.scale.weight",
-    "postnet.linear.bias",
-    "speaker_encoder.speaker_encoder.layer1.conv.weight",
-    "speaker_encoder.speaker_encoder.bn.num_batches_tracked",
-    "speaker_encoder.perceiver_sampler.layers.1.1.2.weight",
-)
+SOME_KEYS = ("decoder.model.1.block.1.weight_g", "speaker_encoder.speaker_encoder.bn.num_batches_tracked")
 
 
 @pytest.mark.parametrize("key", SOME_KEYS)
@@ -136,7 +135,7 @@ def test_a_missing_key(model_dir: Path, key: str) -> None:
     assert f"{FILE_NAME} lacks the key {key}" in refusal(load_codec, model_dir)
 
 
-@pytest.mark.parametrize("key", [*SOME_KEYS[:3], "quantizer.codebook.weight"])
+@pytest.mark.parametrize("key", [SOME_KEYS[0], "quantizer.codebook.weight"])
 def test_a_key_of_another_shape(model_dir: Path, key: str) -> None:
     change(model_dir / FILE_NAME, lambda state: state.update({key: torch.zeros(*state[key].shape, 2)}))
     sentence = refusal(load_codec, model_dir)
@@ -148,7 +147,7 @@ def test_an_unknown_key(model_dir: Path) -> None:
     assert f"{FILE_NAME} has the unexpected key decoder.model.9.bias" in refusal(load_codec, model_dir)
 
 
-@pytest.mark.parametrize("kept", [0, 5, 1000, 500_000])
+@pytest.mark.parametrize("kept", [0, 5, 500_000])
 @pytest.mark.parametrize("file", [FILE_NAME, WAV2VEC2_FILE])
 def test_a_file_that_was_cut_off(model_dir: Path, file: str, kept: int) -> None:
     path = model_dir / file

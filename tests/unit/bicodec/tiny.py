@@ -29,9 +29,7 @@ def _thin(sizes: FrameNetSizes, depth: int) -> FrameNetSizes:
 
 # As deep as the released codec, so that it looks as far, but thin.
 DEEP = replace(
-    TINY.codec,
-    prenet=_thin(TINY.codec.prenet, _RELEASED.prenet.layers),
-    encoder=_thin(TINY.codec.encoder, _RELEASED.encoder.layers),
+    TINY.codec, prenet=_thin(TINY.codec.prenet, _RELEASED.prenet.layers), encoder=_thin(TINY.codec.encoder, _RELEASED.encoder.layers)
 )
 CONFIGS = {"tiny": TINY.codec, "resampled": RESAMPLED, "deep": DEEP}
 

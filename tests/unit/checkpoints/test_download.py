@@ -56,12 +56,7 @@ def endpoint(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def use(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {
-        "HF_ENDPOINT": address,
-        "MODELSCOPE_ENDPOINT": address,
-        "NO_PROXY": "127.0.0.1",
-        "no_proxy": "127.0.0.1",
-    }.items():
+    for name, value in {"HF_ENDPOINT": address, "MODELSCOPE_ENDPOINT": address, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     # The libraries' own retries, without their pauses: what a second run does is what is tested.
     monkeypatch.setattr("modelscope_hub._download.DOWNLOAD_RETRY_TIMES", 0)

@@ -33,16 +33,10 @@ def test_marks_that_a_checkpoint_does_not_know(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "{",
-        "[]",
-        '{"longest_utterance_s": 0}',
-        '{"longest_utterance_s": NaN}',
-        '{"languages": "en"}',
-        '{"languages": [1]}',
-        '{"can_be_instructed": "no"}',
-        '{"unknown_marks": "a b"}',
+        "{", "[]", '{"longest_utterance_s": 0}', '{"longest_utterance_s": NaN}', '{"languages": "en"}', '{"languages": [1]}',
+        '{"can_be_instructed": "no"}', '{"unknown_marks": "a b"}',
     ],
-)
+)  # fmt: skip
 def test_a_file_that_cannot_be_understood_is_refused_by_name(text: str, tmp_path: Path) -> None:
     (tmp_path / MODEL_CARD_FILE).write_text(text)
     with pytest.raises(CheckpointError, match=MODEL_CARD_FILE):

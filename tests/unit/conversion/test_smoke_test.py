@@ -70,13 +70,13 @@ def model_dir(request: pytest.FixtureRequest) -> Path:
 
 
 def smoke(model_dir: Path, *options: str) -> int:
-    return test_engine.main(["--model-dir", str(model_dir), "--max-new", "20", *options])
+    return test_engine.main(["--model-dir", str(model_dir), "--max-new", "8", *options])
 
 
 def test_the_torch_engine_passes_its_own_test(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert smoke(model_dir, "--engine", "torch", "--device", "cpu", "--dtype", "float32") == 0
     output = capsys.readouterr().out
-    assert output.count("right: ") == 2 and "20 leading ids of 20" in output
+    assert output.count("right: ") == 2 and "8 leading ids of 8" in output
     assert smoke(model_dir, "--engine", "torch", "--device", "cpu", "--dtype", "bfloat16", "--text", "Hello there.") == 0
 
 

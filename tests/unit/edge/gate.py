@@ -37,8 +37,5 @@ async def unary(data: bytes, context: Any) -> bytes:
 
 
 if __name__ == "__main__":
-    handlers = {
-        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(stream),
-        "ServerLive": grpc.unary_unary_rpc_method_handler(unary),
-    }
+    handlers = {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(stream), "ServerLive": grpc.unary_unary_rpc_method_handler(unary)}
     uvloop.run(serve(int(sys.argv[1]), handlers, ("grpc.http2.max_ping_strikes", 0)))

@@ -32,18 +32,9 @@ SOCKETS = {
 POSTS = ("/v1/audio/speech", "/v1/text-to-speech/anna", "/v1/text-to-speech/anna/with-timestamps", "/v1/speak", "/tts/bytes", "/tts/sse")
 UPLOADS = ("/v1/audio/voices", "/v1/voices/add", "/voices/clone")
 GETS = (
-    "/",
-    "/page/",
-    "/v1/voices/",
-    "/v2/voices",
-    "/v1/models/",
-    "/voices/",
-    "/voices",
-    "/v1/load",
-    "/v1/audio/voices/",
-    "/metrics",
+    "/", "/page/", "/v1/voices/", "/v2/voices", "/v1/models/", "/voices/", "/voices", "/v1/load", "/v1/audio/voices/", "/metrics",
     "/v1/speak",
-)
+)  # fmt: skip
 FIELDS = ("model", "input", "text", "transcript", "voice", "output_format", "generation_config", "voice_settings", "speed", "seed",
           "instructions", "response_format", "stream_format", "temperature", "top_k", "top_p", "text_normalization", "context_id",
           "add_timestamps", "sample_rate")  # fmt: skip

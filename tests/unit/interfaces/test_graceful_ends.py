@@ -51,18 +51,8 @@ def _dashscope(op: str, context: str, text: str) -> dict[str, Any]:
 
 
 VENDORS = {
-    "multi": Vendor(
-        CONTEXTS,
-        (SAY, FLUSH, END, CLOSE),
-        (FLUSH,),
-        _multi,
-    ),
-    "single": Vendor(
-        CONTEXTS[:1],
-        (SAY, FLUSH, END),
-        (FLUSH, END),
-        _single,
-    ),
+    "multi": Vendor(CONTEXTS, (SAY, FLUSH, END, CLOSE), (FLUSH,), _multi),
+    "single": Vendor(CONTEXTS[:1], (SAY, FLUSH, END), (FLUSH, END), _single),
     "cartesia": Vendor(
         CONTEXTS,
         (SAY, FLUSH, END),

@@ -17,11 +17,7 @@ from interfaces.core.shares import BURST_S, MAX_PAUSE_S, Places, ShareError, Sta
 CALLERS = st.builds(Caller, st.sampled_from([None, "a", "b"]), st.sampled_from(["10.0.0.1", "10.0.0.2", "10.0.0.3"]))
 
 
-@given(
-    whole=st.integers(1, 12),
-    share=st.sampled_from([0.25, 0.5, 1.0]),
-    moves=st.lists(st.tuples(CALLERS, st.booleans()), max_size=60),
-)
+@given(whole=st.integers(1, 12), share=st.sampled_from([0.25, 0.5, 1.0]), moves=st.lists(st.tuples(CALLERS, st.booleans()), max_size=60))
 def test_places_are_never_more_than_the_whole_nor_a_holders_more_than_its_share(
     whole: int, share: float, moves: list[tuple[Caller, bool]]
 ) -> None:

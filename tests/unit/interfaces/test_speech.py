@@ -147,10 +147,7 @@ async def test_another_server_speaks_what_a_full_or_dead_one_refuses(server: Fak
 
 @pytest.mark.parametrize(
     ("sentence", "kind"),
-    [
-        ("BUSY: All are taken. [retry_after_s 2.5]", BusyError),
-        ("INVALID_INPUT: The text is wrong.", InvalidInputError),
-    ],
+    [("BUSY: All are taken. [retry_after_s 2.5]", BusyError), ("INVALID_INPUT: The text is wrong.", InvalidInputError)],
 )
 async def test_the_servers_refusal_is_the_answer(sentence: str, kind: type[BistreamError]) -> None:
     with refusing(sentence) as server:

@@ -72,17 +72,10 @@ def test_deepgrams_files_and_raw_audio(front: Running, query: str, kind: str, le
 @pytest.mark.parametrize(
     "query",
     [
-        "&encoding=pcm",
-        "&container=ogg",
-        "&encoding=mp3&container=wav",
-        "&container=zip",
-        "&sample_rate=fast",
-        "&sample_rate=1",
-        "&encoding=mp3&bit_rate=1",
-        "&speed=9",
-        "&model=nobody",
+        "&encoding=pcm", "&container=ogg", "&encoding=mp3&container=wav", "&container=zip", "&sample_rate=fast", "&sample_rate=1",
+        "&encoding=mp3&bit_rate=1", "&speed=9", "&model=nobody",
     ],
-)
+)  # fmt: skip
 def test_what_deepgrams_address_cannot_ask_for(front: Running, query: str) -> None:
     answer = deepgram(front, query)
     assert answer[0] == (404 if "nobody" in query else 400) and error_of(answer)["message"].endswith(".")

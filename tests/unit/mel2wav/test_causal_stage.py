@@ -25,18 +25,13 @@ from bistream.mel2wav.stage import VocoderHop
 from bistream.types import FloatArray
 from scripts._seam_meter import joints_of, measure_seams
 from tests.formats import SAMPLES_PER_MEL_FRAME
-from tests.unit.mel2wav import tiny
-from tests.unit.mel2wav.tiny import CAUSAL, CAUSAL_CHECKPOINT, random_state, write_model
+from tests.unit.mel2wav.speaking import Session, cuts_of_session, speak
+from tests.unit.mel2wav.tiny import CAUSAL, CAUSAL_CHECKPOINT, random_state, voiced_mel, write_model
 
 CPU = torch.device("cpu")
 EXACT = 2e-6
 """Largest difference of audio (standard deviation about 0.1) that another cut may make: other orders of sums. Seen: 4e-7."""
 LOOKAHEAD_FRAMES = 4
-
-
-def voiced_mel(frames: int, seed: int = 1) -> Tensor:
-    """Also of no frame."""
-    return tiny.voiced_mel(max(1, frames), seed)[:, :frames]
 
 
 @functools.cache
@@ -61,7 +56,7 @@ def at_once(mel: Tensor) -> FloatArray:
     return stage().hop([VocoderHop(stage().open(0), mel, finalize=True)])[0]
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(cuts=st.lists(st.integers(0, 30), max_size=8), rest=st.integers(0, 12), seed=st.integers(0, 100))
 def test_any_pieces_joined_are_one_call(cuts: list[int], rest: int, seed: int) -> None:
     frames = sum(cuts) + rest
@@ -76,25 +71,13 @@ def test_any_pieces_joined_are_one_call(cuts: list[int], rest: int, seed: int) -
     assert (given_out == np.where(due > 0, due - 4, 0)).all()
 
 
-@settings(max_examples=4, deadline=None)
-@given(sessions=st.lists(st.tuples(st.lists(st.integers(0, 30), min_size=3, max_size=3), st.integers(0, 2)), min_size=2, max_size=4))
-def test_a_batch_equals_its_sessions_alone(sessions: list[tuple[list[int], int]]) -> None:
+@settings(max_examples=3, deadline=None)
+@given(sessions=st.lists(cuts_of_session, min_size=2, max_size=4))
+def test_a_batch_equals_its_sessions_alone(sessions: list[Session]) -> None:
     """Sessions of other lengths, of which some begin and some end in the same call."""
-    mels = [voiced_mel(sum(sizes), seed) for seed, (sizes, _) in enumerate(sessions)]
-    states = [stage().open(seed) for seed in range(len(sessions))]
-    found: list[list[FloatArray]] = [[] for _ in sessions]
-    for turn in range(5):
-        hops, rows = [], []
-        for row, (sizes, delay) in enumerate(sessions):
-            step = turn - delay
-            if 0 <= step < len(sizes):
-                begin = sum(sizes[:step])
-                hops.append(VocoderHop(states[row], mels[row][:, begin : begin + sizes[step]], finalize=step == len(sizes) - 1))
-                rows.append(row)
-        for row, piece in zip(rows, stage().hop(hops), strict=True):
-            found[row].append(piece)
-    for row, mel in enumerate(mels):
-        assert np.abs(np.concatenate(found[row]) - at_once(mel)).max(initial=0) <= EXACT
+    for seed, pieces in enumerate(speak(stage(), sessions)):
+        whole = at_once(voiced_mel(sum(sessions[seed][0]), seed))
+        assert np.abs(np.concatenate(pieces) - whole).max(initial=0) <= EXACT
 
 
 @pytest.mark.parametrize("frame", [20, 33])

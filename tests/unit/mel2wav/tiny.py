@@ -47,7 +47,7 @@ def write_model(directory: Path, state: dict[str, Tensor]) -> RuntimeConfig:
 
 
 def voiced_mel(num_frames: int, seed: int = 1) -> Tensor:
-    """[80, T], changing as slowly as speech (a new value every six frames), with a little noise."""
-    generator = torch.Generator().manual_seed(seed)
-    slow = F.interpolate(torch.randn(1, 80, num_frames // 6 + 2, generator=generator), size=num_frames, mode="linear")[0]
-    return slow + 0.1 * torch.randn(80, num_frames, generator=generator)
+    """[80, T], changing as slowly as speech (a new value every six frames), with a little noise. T may be 0."""
+    generator, size = torch.Generator().manual_seed(seed), max(1, num_frames)
+    slow = F.interpolate(torch.randn(1, 80, size // 6 + 2, generator=generator), size=size, mode="linear")[0]
+    return (slow + 0.1 * torch.randn(80, size, generator=generator))[:, :num_frames]

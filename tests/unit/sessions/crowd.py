@@ -27,9 +27,11 @@ TOKEN_S = 1 / SPEECH_TOKENS_PER_SECOND
 VOCODER_WITHHOLDS_TOKENS = 4  # eight mel frames, until the final hop
 MAX_UNREAD_S = 60.0
 LOOK_S = 0.02  # as the orchestrator's watcher
+AMPLE_S, AMPLE_LOOK_S = 1.0, 0.1  # a listener with so much audio is looked at less often, which only saves time
 PROMPT_TOKENS = 125
 STEPS = 10
 POLICY = HopPolicy(AUDIO_FORMAT, BLOCKS)
+FIRST_TOKENS = {is_whole: POLICY.wanted_tokens(HopProgress(PROMPT_TOKENS, 0, 0, False, is_whole=is_whole)) for is_whole in (True, False)}
 
 
 @dataclass
@@ -73,9 +75,7 @@ class Listener:
     def progress(self, now_s: float) -> HopProgress:
         received = self.received(now_s)
         has_ended = received == self.total_tokens
-        first_s = (
-            self.starts_at_s + POLICY.wanted_tokens(HopProgress(PROMPT_TOKENS, 0, 0, False, is_whole=self.is_whole)) / self.tokens_per_s
-        )
+        first_s = self.starts_at_s + FIRST_TOKENS[self.is_whole] / self.tokens_per_s
         next_s = self.starts_at_s + (received + SPEECH_BLOCK_TOKENS) / self.tokens_per_s
         return HopProgress(
             PROMPT_TOKENS,
@@ -213,8 +213,8 @@ class Server:
         for listener in self.live:
             if listener.in_flight or listener.is_done or self.now_s < listener.look_at_s:
                 continue
-            listener.look_at_s = self.now_s + LOOK_S
             progress = listener.progress(self.now_s)
+            listener.look_at_s = self.now_s + (LOOK_S if progress.playback_buffer_s < AMPLE_S else AMPLE_LOOK_S)
             if progress.received_tokens == 0 or progress.playback_buffer_s > MAX_UNREAD_S:
                 continue
             due = POLICY.next_hop(progress)

@@ -10,21 +10,14 @@ from dataclasses import replace
 import numpy as np
 
 from bistream.config import RuntimeConfig
-from bistream.errors import (
-    BistreamError,
-)
+from bistream.errors import BistreamError
 from bistream.metrics.recorder import Recorder
 from bistream.sessions.orchestrator import Orchestrator
 from bistream.sessions.ports import BistreamRequest
 from bistream.sessions.session import SessionState
 from bistream.sessions.speaking import SessionRun
 from tests.formats import SAMPLES_PER_TOKEN
-from tests.unit.sessions.fakes import (
-    WAIT_S,
-    FakeModels,
-    FakeSender,
-    ManualClock,
-)
+from tests.unit.sessions.fakes import WAIT_S, FakeModels, FakeSender, ManualClock
 
 CONFIG = RuntimeConfig(max_sessions=4, max_text_chars=100, drain_timeout_s=0.0)
 

@@ -10,22 +10,9 @@ import weakref
 import pytest
 
 from bistream.config import RuntimeConfig
-from bistream.errors import (
-    BusyError,
-    CancelledError,
-    EngineError,
-    InvalidInputError,
-    SessionTimeoutError,
-    ShuttingDownError,
-)
+from bistream.errors import BusyError, CancelledError, EngineError, InvalidInputError, SessionTimeoutError, ShuttingDownError
 from tests.formats import SAMPLE_RATE
-from tests.unit.sessions.fakes import (
-    REFERENCE,
-    WAIT_S,
-    append_request,
-    cancel_request,
-    start_request,
-)
+from tests.unit.sessions.fakes import REFERENCE, WAIT_S, append_request, cancel_request, start_request
 from tests.unit.sessions.house import CONFIG, House, assert_whole, tokens_of
 
 

@@ -8,31 +8,23 @@ from collections.abc import Callable
 
 import pytest
 
-from bistream.errors import (
-    BistreamError,
-    BusyError,
-    CancelledError,
-    EngineError,
-    SessionExistsError,
-    UnknownSessionError,
-)
+from bistream.errors import BistreamError, BusyError, CancelledError, EngineError, SessionExistsError, UnknownSessionError
 from bistream.sessions.speaking import ANSWER_TIMEOUT_S
 from bistream.types import FinishReason
-from tests.unit.sessions.fakes import (
-    WAIT_S,
-    FakeModels,
-    FakeSender,
-    append_request,
-    start_request,
-)
+from tests.unit.sessions.fakes import WAIT_S, FakeModels, FakeSender, append_request, start_request
 from tests.unit.sessions.house import House, assert_whole
 
 
-def test_a_hop_that_is_never_answered_ends_its_session(house: House) -> None:
-    gate = house.models.token2wav.gates[0] = threading.Event()
-    house.models.token2wav.reached[0] = threading.Event()
+@pytest.mark.parametrize("model", ["language model", "token2wav"])
+def test_a_model_that_never_answers_ends_its_session(house: House, model: str) -> None:
+    models, gate = house.models, threading.Event()
+    if model == "token2wav":
+        models.token2wav.gates[0], asked = gate, threading.Event()
+        models.token2wav.reached[0] = asked
+    else:
+        models.language_model.holds_start, asked = gate, models.language_model.start_sent
     sender = house.send(start_request("Hello world."))
-    assert house.models.token2wav.reached[0].wait(WAIT_S)
+    assert asked.wait(WAIT_S)
     house.clock.now += ANSWER_TIMEOUT_S - 1.0
     house.orchestrator.watch()
     assert sender.endings == []
@@ -40,20 +32,6 @@ def test_a_hop_that_is_never_answered_ends_its_session(house: House) -> None:
     house.orchestrator.watch()
     assert isinstance(sender.wait(), EngineError) and len(sender.endings) == 1
     gate.set()
-    house.wait_empty()
-
-
-def test_a_language_model_that_never_answers_ends_the_session(house: House) -> None:
-    arrives = house.models.language_model.holds_start = threading.Event()
-    sender = house.send(start_request("Hello world."))
-    assert house.models.language_model.start_sent.wait(WAIT_S)
-    house.clock.now += ANSWER_TIMEOUT_S - 1.0
-    house.orchestrator.watch()
-    assert sender.endings == []
-    house.clock.now += 1.0
-    house.orchestrator.watch()
-    assert isinstance(sender.wait(), EngineError) and len(sender.endings) == 1
-    arrives.set()
     house.wait_empty()
 
 

@@ -48,10 +48,7 @@ def test_what_is_not_said_is_moderate_and_no_default_speaker_speaks() -> None:
             {"gender": None, "speaking_rate": "low"},
             "speaking_rate describes a voice to be made, which needs a gender; send gender female or male too.",
         ),
-        (
-            {"reference_wav": REFERENCE},
-            "The request has both reference_wav and gender; send a voice, or the labels of one to be made.",
-        ),
+        ({"reference_wav": REFERENCE}, "The request has both reference_wav and gender; send a voice, or the labels of one to be made."),
         ({"reference_hash": "0" * 64}, "The request has both reference_hash and gender; send a voice, or the labels of one to be made."),
         (
             {"speaker_id": "anna", "gender": None, "pitch": "low"},

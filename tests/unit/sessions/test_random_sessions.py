@@ -8,20 +8,8 @@ import random
 import pytest
 
 from bistream.config import RuntimeConfig
-from bistream.errors import (
-    BusyError,
-    CancelledError,
-    EngineError,
-    InvalidInputError,
-    SessionExistsError,
-    UnknownSessionError,
-)
-from tests.unit.sessions.fakes import (
-    FakeSender,
-    append_request,
-    cancel_request,
-    start_request,
-)
+from bistream.errors import BusyError, CancelledError, EngineError, InvalidInputError, SessionExistsError, UnknownSessionError
+from tests.unit.sessions.fakes import FakeSender, append_request, cancel_request, start_request
 from tests.unit.sessions.house import House
 
 

@@ -13,21 +13,10 @@ import numpy as np
 import pytest
 
 from bistream.checkpoints.model_card import MODEL_CARD_FILE
-from bistream.errors import (
-    CancelledError,
-    InvalidInputError,
-    SessionExistsError,
-    UnknownSessionError,
-    UnknownSpeakerError,
-)
+from bistream.errors import CancelledError, InvalidInputError, SessionExistsError, UnknownSessionError, UnknownSpeakerError
 from bistream.sessions.ports import BistreamRequest
 from bistream.types import GenerationOptions
-from tests.unit.sessions.fakes import (
-    REFERENCE,
-    append_request,
-    cancel_request,
-    start_request,
-)
+from tests.unit.sessions.fakes import REFERENCE, append_request, cancel_request, start_request
 from tests.unit.sessions.house import CONFIG, House, assert_whole
 
 

@@ -8,18 +8,12 @@ import numpy as np
 import pytest
 
 from bistream.contract.audio import SILENCE_S
-from bistream.errors import (
-    EngineError,
-)
+from bistream.errors import EngineError
 from bistream.sessions.speaking import ANSWER_TIMEOUT_S
 from bistream.token2wav.load_report import LoadReport
 from bistream.types import FinishReason, GenerationOptions, SpeechTokens
 from tests.formats import CHUNK_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN
-from tests.unit.sessions.fakes import (
-    WAIT_S,
-    append_request,
-    start_request,
-)
+from tests.unit.sessions.fakes import WAIT_S, append_request, start_request
 from tests.unit.sessions.house import House, assert_whole, tokens_of
 
 

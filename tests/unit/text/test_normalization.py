@@ -25,56 +25,12 @@ from bistream.text.reading_context import Language
 from bistream.text.spans import MAX_HELD_CHARS, SpanCutter
 from bistream.text.text_in import TextIn, TextToken
 from bistream.text.tokenizer import TextTokenizer
-from scripts._tokenizer_files import write_tokenizer_files
 
 SNIPPETS = (
-    *(
-        "5",
-        "12.50",
-        "$",
-        "¥",
-        "%",
-        "km",
-        "km/h",
-        " km",
-        "年",
-        "月",
-        "日",
-        "点",
-        "个",
-        "人",
-        "，",
-        "。",
-        ".",
-        ",",
-        " ",
-        "  ",
-        "\n",
-        "-",
-        "May",
-        "Dr.",
-    ),
-    *(
-        "Mr",
-        "hello",
-        "I can't",
-        "你好",
-        "的",
-        "https://a.b/c?d=1",
-        "bob@example.com",
-        "p.m.",
-        "(",
-        ")",
-        "**",
-        '"',
-        "5",
-        "の",
-        "한국",
-        "\u0301",
-        "½",
-    ),
-    *("½", "３：３０", "²", "'", "a" * 40, "[laughter]", "<strong>", "[lau", "<"),
-)
+    "5", "12.50", "$", "¥", "%", "km", "km/h", " km", "年", "月", "日", "点", "个", "人", "，", "。", ".", ",", " ", "  ", "\n", "-",
+    "May", "Dr.", "Mr", "hello", "I can't", "你好", "的", "https://a.b/c?d=1", "bob@example.com", "p.m.", "(", ")", "**", '"', "5", "の",
+    "한국", "\u0301", "½", "½", "３：３０", "²", "'", "a" * 40, "[laughter]", "<strong>", "[lau", "<",
+)  # fmt: skip
 TEXTS = st.lists(st.one_of(st.sampled_from(SNIPPETS), st.characters(exclude_categories=["Cs"])), max_size=24).map("".join)
 CUTS = st.lists(st.integers(0, 400), max_size=30)
 MODES = st.sampled_from(("auto", "zh", "en"))
@@ -127,13 +83,6 @@ def test_alignment_covers_all_of_the_source_and_never_too_early(source: str, spo
         is_same_from_here = spoken[index:] == source[covered:]
         assert one.source_characters == 0 or is_same_so_far or is_same_from_here
     assert covered == len(source)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
-    directory = tmp_path_factory.mktemp("model")
-    write_tokenizer_files(directory, 2200)
-    return TextTokenizer.from_model_dir(directory)
 
 
 class ReadingAlone(TextPreparation):

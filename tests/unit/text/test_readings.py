@@ -43,29 +43,9 @@ def test_a_written_form_is_read_rightly(language: Language, form: str, readings:
 FORMS = st.sampled_from(READINGS).map(lambda row: row[1])
 MARKS = list(".,:;!?/-+ ()%$€£¥~#=x°'^*<>±≤≥½²³–—&@_√①３")
 UNITS = [
-    "kg",
-    "km/h",
-    " mmHg",
-    "am",
-    " pm",
-    "st",
-    "v",
-    "GB",
-    "May ",
-    "°C",
-    "m²",
-    "元",
-    "个",
-    "年",
-    "月",
-    "日",
-    "点",
-    "第",
-    " million",
-    "IV",
-    "No. ",
-    "p. ",
-]
+    "kg", "km/h", " mmHg", "am", " pm", "st", "v", "GB", "May ", "°C", "m²", "元", "个", "年", "月", "日", "点", "第",
+    " million", "IV", "No. ", "p. ",
+]  # fmt: skip
 JUMBLES = st.lists(st.one_of(st.sampled_from("0123456789"), st.sampled_from(MARKS), st.sampled_from(UNITS), FORMS), max_size=10).map(
     "".join
 )
@@ -189,18 +169,11 @@ def test_numbers_as_words() -> None:
 @pytest.mark.parametrize(
     ("digits", "words"),
     [
-        *[
-            ("0", "零"),
-            ("10", "十"),
-            ("12", "十二"),
-            ("110", "一百一十"),
-            ("1001", "一千零一"),
-            ("1010", "一千零一十"),
-            ("2200", "两千两百"),
-        ],
+        *[("0", "零"), ("10", "十"), ("12", "十二"), ("110", "一百一十"), ("1001", "一千零一")],
+        *[("1010", "一千零一十"), ("2200", "两千两百")],
         *[("10000", "一万"), ("10012", "一万零一十二"), ("100010", "十万零一十"), ("120000", "十二万"), ("20002000", "两千万两千")],
         *[("100000000", "一亿"), ("1000000001", "十亿零一"), ("200000000000", "两千亿")],
     ],
-)
+)  # fmt: skip
 def test_chinese_numbers(digits: str, words: str) -> None:
     assert chinese_cardinal(digits) == words

@@ -11,14 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from bistream.errors import (
-    BusyError,
-    EngineError,
-    InvalidInputError,
-    SessionExistsError,
-    ShuttingDownError,
-    UnknownSessionError,
-)
+from bistream.errors import BusyError, EngineError, InvalidInputError, SessionExistsError, ShuttingDownError, UnknownSessionError
 from bistream.text2token.engine import Engine, EngineSequence, SamplingSpec, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.sequence import StepPlan
 from bistream.text2token.step_runner import SampledRows, StepRunner
@@ -99,33 +92,33 @@ class EngineConformance:
 
     def test_stop_id_is_reported_and_never_yielded(self, bench: Bench) -> None:
         seen = set()
-        for seed in range(20):
-            session = bench.engine.open("a", SamplingSpec(seed=seed), 400)
-            ids, result = bench.run(session, prompt(1, 2, seed), TurnLimits(200))
+        for seed in range(8):
+            session = bench.engine.open("a", SamplingSpec(seed=seed), 120)
+            ids, result = bench.run(session, prompt(1, 2, seed), TurnLimits(100))
             assert all(SPACE.is_speech(token_id) for token_id in ids)
             if result.end is TurnEnd.STOP:
                 seen.add(result.stop_id)
-                assert len(ids) < 200
+                assert len(ids) < 100
             session.close()
         assert seen and seen <= ALL_STOPS
 
     @pytest.mark.parametrize("forbidden", SPACE.specials)
     def test_forbidden_stop_ids_never_end_a_turn(self, bench: Bench, forbidden: int) -> None:
-        for seed in range(10):
-            session = bench.engine.open("a", SamplingSpec(seed=seed), 400)
-            _, result = bench.run(session, prompt(1, 2, seed), TurnLimits(100, forbidden=frozenset({forbidden})))
+        for seed in range(6):
+            session = bench.engine.open("a", SamplingSpec(seed=seed), 120)
+            _, result = bench.run(session, prompt(1, 2, seed), TurnLimits(60, forbidden=frozenset({forbidden})))
             assert result.stop_id != forbidden
             session.close()
 
     def test_early_stop_is_forbidden_until_enough_ids(self, bench: Bench) -> None:
         lengths = []
-        for seed in range(10):
-            session = bench.engine.open("a", SamplingSpec(seed=seed), 400)
-            limits = TurnLimits(200, min_new_ids=23, forbidden_early=ALL_STOPS)
+        for seed in range(4):
+            session = bench.engine.open("a", SamplingSpec(seed=seed), 120)
+            limits = TurnLimits(100, min_new_ids=23, forbidden_early=ALL_STOPS)
             ids, result = bench.run(session, prompt(1, 2, seed), limits)
             lengths.append(len(ids))
             session.close()
-        assert min(lengths) >= 23 and min(lengths) < 200
+        assert min(lengths) >= 23 and min(lengths) < 100
 
     def test_min_ids_count_per_turn(self, bench: Bench) -> None:
         session = bench.engine.open("a", SamplingSpec(seed=3), 400)
@@ -135,13 +128,13 @@ class EngineConformance:
 
     def test_sequence_can_be_rebuilt_from_the_ledger(self, bench: Bench) -> None:
         """Appended and yielded ids are the sequence, stop ids are not: a fresh session fed with the ledger continues identically."""
-        session = bench.engine.open("a", GREEDY, 600)
+        session = bench.engine.open("a", GREEDY, 300)
         ledger: list[int] = []
         ends = set()
         for turn in range(12):
             append = [turn + 1, 2 * turn + 1, 7]
             limits = TurnLimits(3 + turn, forbidden=ALL_STOPS) if turn % 3 == 0 else TurnLimits(4 + turn)
-            rebuilt = bench.engine.open("b", GREEDY, 600)
+            rebuilt = bench.engine.open("b", GREEDY, 300)
             expected = bench.run(rebuilt, [*ledger, *append], limits)
             rebuilt.close()
             ids, result = bench.run(session, append, limits)
@@ -157,7 +150,7 @@ class EngineConformance:
         alone = bench.engine.open("a", spec, 200)
         expected = bench.run(alone, prompt(9, 8, 7), limits)[0] + bench.run(alone, [4, 5], limits)[0]
         alone.close()
-        others = [bench.engine.open(f"other{index}", SamplingSpec(seed=index), 300) for index in range(3)]
+        others = [bench.engine.open(f"other{index}", SamplingSpec(seed=index), 200) for index in range(3)]
         sinks = [RecordingSink() for _ in others]
         for index, (other, sink) in enumerate(zip(others, sinks, strict=True)):
             other.turn(prompt(*range(1, 10 + 30 * index)), TurnLimits(60 + index, forbidden=ALL_STOPS), sink)
@@ -200,11 +193,11 @@ class EngineConformance:
         assert len(first.ids) == len(second.ids) == 10
 
     def test_cancel_ends_the_turn_and_the_session(self, bench: Bench) -> None:
-        session = bench.engine.open("a", GREEDY, 2000)
-        other = bench.engine.open("b", GREEDY, 2000)
+        session = bench.engine.open("a", GREEDY, 400)
+        other = bench.engine.open("b", GREEDY, 400)
         sink = ChainSink(at_first_id=session.cancel)
         beside = RecordingSink()
-        session.turn(prompt(1), TurnLimits(1900, forbidden=ALL_STOPS), sink)
+        session.turn(prompt(1), TurnLimits(390, forbidden=ALL_STOPS), sink)
         other.turn(prompt(1), TurnLimits(30, forbidden=ALL_STOPS), beside)
         bench.drive([sink, beside])
         assert sink.result == TurnResult(TurnEnd.CANCELLED) and sink.late == 0
@@ -302,9 +295,9 @@ class EngineConformance:
             bench.engine.open("a", GREEDY, bench.engine.capabilities.max_sequence_ids + 1)
 
     def test_closing_the_engine_cancels_turns(self, bench: Bench) -> None:
-        session = bench.engine.open("a", GREEDY, 2000)
+        session = bench.engine.open("a", GREEDY, 400)
         sink = RecordingSink()
-        session.turn(prompt(1), TurnLimits(1900, forbidden=ALL_STOPS), sink)
+        session.turn(prompt(1), TurnLimits(390, forbidden=ALL_STOPS), sink)
         bench.engine.close()
         bench.engine.close()
         bench.drive([sink])
@@ -317,12 +310,12 @@ class EngineConformance:
         bench.engine.check_integrity()
 
     def test_failure_ends_all_turns_and_is_final(self, bench: Bench) -> None:
-        sessions = [bench.engine.open(f"s{index}", GREEDY, 1200) for index in range(3)]
+        sessions = [bench.engine.open(f"s{index}", GREEDY, 300) for index in range(3)]
         sinks = [RecordingSink() for _ in sessions[:2]]
         assert bench.engine.healthy
         bench.run(sessions[2], prompt(1), NO_STOP)
         for session, sink in zip(sessions[:2], sinks, strict=True):
-            session.turn(prompt(1), TurnLimits(1100, forbidden=ALL_STOPS), sink)
+            session.turn(prompt(1), TurnLimits(290, forbidden=ALL_STOPS), sink)
         bench.fail()
         bench.drive(sinks)
         for sink in sinks:

@@ -27,7 +27,7 @@ from tests.unit.text2token.tiny import CONFIG, SPACE, random_state, tiny_model
 CPU = torch.device("cpu")
 UNEVEN = dataclasses.replace(CONFIG, hidden_size=96, num_attention_heads=6)
 SMALL = EngineSettings(max_sessions=5, max_rows=24, kv_cache_tokens=15 * BLOCK_SIZE, block_size=BLOCK_SIZE, max_sequence_ids=300)
-SETTINGS = EngineSettings(max_sessions=6, max_rows=32, kv_cache_tokens=4096, block_size=BLOCK_SIZE, max_sequence_ids=2048)
+SETTINGS = EngineSettings(max_sessions=6, max_rows=32, kv_cache_tokens=1024, block_size=BLOCK_SIZE, max_sequence_ids=512)
 LIMITS = TurnLimits(1000, forbidden=frozenset(SPACE.specials))
 
 

@@ -9,18 +9,7 @@ from hypothesis import strategies as st
 
 from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.text2token.interleave import UnistreamLayout
-from tests.unit.text2token.test_interleave import (
-    CHOOSE,
-    EVERY_ROW,
-    PLACES,
-    PROMPT_SPEECH,
-    PROMPT_TEXT,
-    SPACE,
-    TEXT,
-    Choose,
-    bistream,
-    cut,
-)
+from tests.unit.text2token.test_interleave import CHOOSE, EVERY_ROW, PLACES, PROMPT_SPEECH, PROMPT_TEXT, SPACE, TEXT, Choose, bistream, cut
 
 SERVED = replace(SPACE, rows=COSYVOICE3.rows)
 STORED = replace(SPACE, rows=EVERY_ROW)

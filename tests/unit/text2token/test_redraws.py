@@ -17,7 +17,6 @@ from bistream.types import FinishReason, GenerationOptions, SpeechTokens
 from tests.fakes import TurnView
 from tests.recorded import sample
 from tests.unit.text2token.test_service import CONFIG, SPACE, TEXT, Bench, Mailbox, ends_in_time, yielded
-from tests.unit.text2token.test_service import tokenizer as tokenizer  # the fixture
 
 LONG = replace(CONFIG, max_session_tokens=2000, max_text_chars=4000)
 

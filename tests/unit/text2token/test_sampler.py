@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 
 from bistream.errors import InvalidInputError
 from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnLimits
-from bistream.text2token.sampler import (
-    RepetitionAwareSampler,
-    SamplerState,
-    check_spec,
-    draw,
-    nucleus,
-    seed_key,
-    uniforms,
-)
+from bistream.text2token.sampler import RepetitionAwareSampler, SamplerState, check_spec, draw, nucleus, seed_key, uniforms
 from bistream.text2token.sequence import INACTIVE, NOT_FINITE, SlotReset, TurnStart
 
 SPACE = TokenSpace(text_vocab_size=30, speech_token_size=20)

@@ -1,4 +1,4 @@
-"""Scheduler: order of rows, fairness, admission, and 10,000 random sessions on a fake model step."""
+"""Scheduler: order of rows, fairness, admission, and random sessions on a fake model step."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class FakeDevice:
 
 
 @pytest.mark.parametrize("run_ahead", [0, 3])
-def test_pool_is_consistent_after_each_of_10000_random_sessions(run_ahead: int) -> None:
+def test_pool_is_consistent_after_each_of_many_random_sessions(run_ahead: int) -> None:
     """Random prompts (often equal ones), turns, cancels at any time, reused session ids, late results."""
     rng = random.Random(run_ahead)
     scheduler = make(max_rows=24, max_sessions=8, num_blocks=40)
@@ -189,7 +189,7 @@ def test_pool_is_consistent_after_each_of_10000_random_sessions(run_ahead: int) 
         scheduler.begin_turn(sequence, [*common, *(rng.randrange(100) for _ in range(4))][:room], TurnLimits(rng.randrange(1, 12)), sink)
         sessions[sequence.session_id] = (sequence, sink, turns_left)
 
-    while closed < 10_000 // (1 + (run_ahead > 0)):
+    while closed < 2000:
         name = f"s{rng.randrange(12)}"
         if name not in sessions:
             try:
@@ -215,7 +215,7 @@ def test_pool_is_consistent_after_each_of_10000_random_sessions(run_ahead: int) 
             in_flight.append((plan, device.run(plan, 24, capacity)))
         if in_flight and (plan is None or len(in_flight) > run_ahead):
             deliver(scheduler.apply(*in_flight.pop(0)))
-    assert min(ends.values()) > 50 and len(ends) == 4 and refused > 50
+    assert min(ends.values()) > 20 and len(ends) == 4 and refused > 50
     for sequence, _, _ in sessions.values():
         scheduler.close(sequence)
     scheduler.check_integrity()

@@ -16,7 +16,6 @@ from bistream.types import FinishReason
 from tests.fakes import counting_script
 from tests.formats import SPEECH_TOKENS_PER_SECOND
 from tests.unit.text2token.test_service import CONFIG, Bench, ends_in_time
-from tests.unit.text2token.test_service import tokenizer as tokenizer  # the fixture
 
 LONG_TEXT = "One more sentence, as before. " * 80
 FULL_WIDTH = "".join(chr(0xFF21 + index % 26) for index in range(56))

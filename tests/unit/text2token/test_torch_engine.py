@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from bistream.config import RuntimeConfig
 from bistream.gpu.claims import HOPS, PATIENCE_S, TOKENS, Claim, SharedGpu
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits, TurnResult
-from bistream.text2token.engine_settings import EngineSettings, settings_of
+from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.layout import Turn
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sequence_series import SequenceSeries
@@ -93,7 +93,7 @@ def test_greedy_turns_match_the_dense_forward() -> None:
             ledger.append(token_id)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.integers(0, 10**6))
 def test_ids_do_not_depend_on_batch_chunks_or_sharing(seed: int) -> None:
     """Overlapping sessions of a few voices; each gets the ids that it gets alone in a separate engine."""
@@ -142,7 +142,7 @@ def test_scores_are_bit_identical_in_any_batch() -> None:
         picks = {"a": keep} | {f"other{index}": lambda log_probs, decided: 7 for index in range(company)}
         engine = TorchEngine(tiny_model(), dataclasses.replace(ROOMY, max_rows=64), sampler=ScriptedSampler(picks), threaded=False)
         for index in range(company):
-            begin(engine.open(f"other{index}", GREEDY, 600), range(10, 10 + 60 * index + 1), 200)
+            begin(engine.open(f"other{index}", GREEDY, 600), range(10, 10 + 60 * index + 1), 60)
         begin(engine.open("a", GREEDY, 300), range(150), 40)
         drain(engine)
         return scores
@@ -200,14 +200,6 @@ def test_a_sink_may_wait_for_another_thread_that_asks_the_engine() -> None:
     engine.open("a", GREEDY, 100).turn([1, 2], TurnLimits(1, forbidden=ALL_STOPS), Asking())
     engine.step()
     assert answered.is_set()
-
-
-def test_the_cache_has_room_for_all_sessions_by_default() -> None:
-    config = RuntimeConfig(max_sessions=3, max_session_tokens=100)
-    settings = settings_of(config, CONFIG)
-    blocks = -(-config.max_session_tokens // settings.block_size)
-    assert settings.kv_cache_tokens == config.max_sessions * blocks * settings.block_size
-    assert settings_of(dataclasses.replace(config, kv_cache_tokens=64), CONFIG).kv_cache_tokens == 64
 
 
 def test_half_precision_runs_and_is_seeded() -> None:

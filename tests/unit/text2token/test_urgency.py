@@ -10,17 +10,7 @@ from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnLimits
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.scheduler import Scheduler
 from bistream.text2token.sequence import SequenceRecord
-from bistream.text2token.urgency import (
-    AMPLE_S,
-    BURST_S,
-    FULL_STEPS,
-    NEARLY_SILENT_S,
-    SHORT_ROWS,
-    Demand,
-    StepShares,
-    Urgency,
-    urgency_of,
-)
+from bistream.text2token.urgency import AMPLE_S, BURST_S, FULL_STEPS, NEARLY_SILENT_S, SHORT_ROWS, Demand, StepShares, Urgency, urgency_of
 from tests.fakes import RecordingSink
 
 NOW_S, MOST_S = 50.0, 60.0

@@ -23,8 +23,8 @@ from bistream.types import VoicePrompt
 from tests.unit.token2mel.random_weights import random_state
 
 TINY = FlowConfig(
-    encoder=FlowEncoderConfig(input_size=24, output_size=24, attention_heads=2, linear_units=32, num_blocks=2, num_up_blocks=1),
-    estimator=EstimatorConfig(channels=(16,), attention_head_dim=8, n_blocks=2, num_mid_blocks=1, num_heads=3),
+    encoder=FlowEncoderConfig(input_size=24, output_size=24, attention_heads=2, linear_units=32, num_blocks=1, num_up_blocks=1),
+    estimator=EstimatorConfig(channels=(16,), attention_head_dim=8, n_blocks=1, num_mid_blocks=1, num_heads=3),
     vocab_size=50,
     input_size=24,
     n_timesteps=3,

@@ -16,16 +16,7 @@ from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.weights import build_network, expected_shapes
 from bistream.token2mel.flow import FlowBatch
 from bistream.token2mel.stage import FlowHop, FlowStage
-from tests.unit.token2mel.flow_fixtures import (
-    DIT_CHECKPOINT,
-    TINY_DIT,
-    assert_same,
-    cut,
-    make_prompt,
-    make_stage,
-    make_tokens,
-    run,
-)
+from tests.unit.token2mel.flow_fixtures import DIT_CHECKPOINT, TINY_DIT, assert_same, cut, make_prompt, make_stage, make_tokens, run
 
 CPU = torch.device("cpu")
 

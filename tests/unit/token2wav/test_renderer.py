@@ -6,10 +6,7 @@ import pytest
 
 from bistream.checkpoints.config import CheckpointConfig, EstimatorConfig, FlowConfig, VocoderConfig
 from bistream.errors import CheckpointError
-from bistream.token2wav.renderer import (
-    RendererSizes,
-    sizes_of,
-)
+from bistream.token2wav.renderer import RendererSizes, sizes_of
 from tests.formats import SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
 
 OTHER_SIZES = RendererSizes(SAMPLE_RATE, samples_per_frame=480, frames_per_token=2, mel_bins=96, speaker_embedding_size=256)

@@ -54,7 +54,7 @@ def falls(task: Task, name: str, share: float, steps: int = STEPS) -> None:
 
 def test_tokenizer_and_its_codes(corpus: Corpus, tmp_path: Path) -> None:
     task = TokenizerTask(corpus, SIZES, voices=2)
-    falls(task, "mel", 0.8)
+    falls(task, "mel", 0.8, 20)
     codes = encode_corpus(task.network.eval(), corpus, tmp_path / "codes.npy", rows=3)
     assert codes.shape == (corpus.num_tokens,) and codes.max() < 3**SIZES.tokenizer.digits
     assert np.array_equal(codes, np.load(tmp_path / "codes.npy"))
@@ -69,7 +69,7 @@ def test_speaker_encoder(corpus: Corpus) -> None:
 def test_language_model(corpus: Corpus, tmp_path: Path) -> None:
     write_tokenizer(TEXTS, tmp_path, SIZES.bpe_entries)
     task = LanguageModelTask(Utterances.of(corpus, codes_of(corpus), TEXTS), TextIds(TEXTS, tmp_path), SIZES, torch.device("cpu"))
-    falls(task, "speech", 0.8)
+    falls(task, "speech", 0.8, 20)
 
 
 def test_validation_texts_are_never_trained_on(corpus: Corpus, tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_flow_and_its_mels(corpus: Corpus) -> None:
 
 
 def test_vocoder_before_and_with_discriminators(corpus: Corpus) -> None:
-    task = VocoderTask(corpus, replace(SIZES, plan=replace(SIZES.plan, vocoder_steps=24)))
-    falls(task, "spectrum", 0.9, 24)
-    with_discriminators = task.step(24)
+    task = VocoderTask(corpus, replace(SIZES, plan=replace(SIZES.plan, vocoder_steps=16)))
+    falls(task, "spectrum", 0.9, 16)
+    with_discriminators = task.step(16)
     assert set(with_discriminators) == {"spectrum", "mel", "pitch", "against", "fooled", "features"}
     assert all(value.isfinite() for value in with_discriminators.values())
     rates = [group["lr"] for group in task.optimizers["generator"].param_groups]

@@ -96,7 +96,7 @@ def test_each_recording_gets_what_it_gets_alone(counts: list[int], more: int) ->
     np.testing.assert_allclose(together(network, recordings, more), alone, rtol=0, atol=1e-5 * float(np.abs(alone).max()))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(forms=st.lists(st.sampled_from(sorted(FORMS)), unique=True), seed=st.integers(0, 1000))
 def test_weights_of_the_same_graph_in_any_form(tmp_path_factory: pytest.TempPathFactory, forms: list[str], seed: int) -> None:
     model, rng = model_of(), random.Random(seed)

@@ -18,15 +18,7 @@ from torch import Tensor, nn
 from bistream.errors import CheckpointError
 from bistream.voice.s3_network import S3Network
 from bistream.voice.s3_weights import state_dict_from_onnx
-from tests.unit.voice.graph_forms import (
-    SMALL,
-    hidden_behind,
-    model_of,
-    random_state,
-    renamed,
-    reordered,
-    weighted_nodes,
-)
+from tests.unit.voice.graph_forms import SMALL, hidden_behind, model_of, random_state, renamed, reordered, weighted_nodes
 
 STATE = random_state()
 Change = Callable[[onnx.ModelProto, random.Random], Any]

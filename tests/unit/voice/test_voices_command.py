@@ -116,11 +116,7 @@ def test_a_voice_of_labels(tiny_spark_dir: Path, tmp_path: Path, capsys: pytest.
     ],
 )
 def test_mistakes_end_with_a_sentence(
-    tiny_model_dir: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str | Path, ...],
-    words: str,
+    tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str | Path, ...], words: str
 ) -> None:
     assert run("--model-dir", tiny_model_dir, "--voices-dir", tmp_path / "voices", *arguments) == 1
     assert words in capsys.readouterr().err
@@ -178,16 +174,10 @@ def advised(speech: FloatArray, transcript: str = SAID) -> str:
 @pytest.mark.parametrize(
     ("transcript", "words"),
     [
-        ("x" * 36, "too short"),
-        ("x" * 39, ""),
-        ("x" * 149, ""),
-        ("x" * 152, "too long"),
-        ("你" * 11, "too short"),
-        ("你" * 12, ""),
-        ("你" * 45, ""),
-        ("你" * 46, "too long"),
+        ("x" * 36, "too short"), ("x" * 39, ""), ("x" * 149, ""), ("x" * 152, "too long"), ("你" * 11, "too short"), ("你" * 12, ""),
+        ("你" * 45, ""), ("你" * 46, "too long"),
     ],
-)
+)  # fmt: skip
 def test_a_transcript_that_cannot_belong_to_the_recording_is_told(transcript: str, words: str) -> None:
     told = advised(SPEECH, transcript)
     assert ("the transcript is" in told) == bool(words) and words in told

@@ -67,7 +67,7 @@ def prompts(model: OneTableModel, sizes: OneTableConfig) -> list[list[int]]:
     return [[*clone_prompt(tokens, encode, text, SPEAKER), *begin_speech(tokens, range(place))] for place, text in enumerate(TEXTS)]
 
 
-def spoken(runner: StepRunner, work: Sequence[tuple[Sequence[int], SamplingSpec]], count: int = 40) -> list[list[int]]:
+def spoken(runner: StepRunner, work: Sequence[tuple[Sequence[int], SamplingSpec]], count: int = 20) -> list[list[int]]:
     """Sessions that begin one step after the other, with one that is cancelled between them."""
     engine = TorchEngine(runner, runner.settings, runner=runner, threaded=False)
     limits = TurnLimits(count, min_new_ids=5, forbidden_early=frozenset(runner.space.specials))
@@ -94,7 +94,7 @@ def test_a_session_speaks_the_same_in_any_company(model: OneTableModel, sizes: O
 
 def test_the_recorded_steps_speak_the_same(model: OneTableModel, sizes: OneTableConfig, weights: ModelWeights) -> None:
     work = [(prompt, replace(SPEC, seed=seed)) for seed, prompt in enumerate(prompts(model, sizes))]
-    assert spoken(graph_runner(sizes, weights), work, 12) == spoken(plain_runner(sizes, weights), work, 12)
+    assert spoken(graph_runner(sizes, weights), work[:3], 7) == spoken(plain_runner(sizes, weights), work[:3], 7)
 
 
 @pytest.mark.parametrize("make", [plain_runner, graph_runner])

@@ -6,8 +6,6 @@ import random
 import threading
 from dataclasses import replace
 
-import pytest
-
 from bistream.config import RuntimeConfig
 from bistream.errors import BusyError, CancelledError
 from bistream.text.tokenizer import TextTokenizer
@@ -17,7 +15,6 @@ from bistream.text2token.service import SpeechTokenService
 from bistream.text2token.tensorrt_llm.engine import TensorRtLlmEngine
 from bistream.text2token.tensorrt_llm.merged_ids import MergedIds
 from bistream.types import FinishReason
-from scripts._tokenizer_files import write_tokenizer_files
 from tests.fakes import RecordingSink
 from tests.unit.text2token import tiny
 from tests.unit.text2token.tensorrt_llm.bench import LONGEST_S, SIZES, PortBench
@@ -28,13 +25,6 @@ MODEL = replace(tiny.CONFIG, text_vocab_size=600)
 MERGED = MergedIds(TokenSpace(MODEL.text_vocab_size, MODEL.speech_token_size), speech_offset=590, vocab_size=768)
 CONFIG = RuntimeConfig(max_sessions=4, session_idle_timeout_s=30.0, drain_timeout_s=0.0, max_session_tokens=1024)
 TEXT = b"The weather was clear, so we walked along the river."
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
-    directory = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer_files(directory, 500)
-    return TextTokenizer.from_model_dir(directory)
 
 
 def test_the_service_speaks_over_it(tokenizer: TextTokenizer) -> None:

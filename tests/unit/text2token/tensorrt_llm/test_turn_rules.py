@@ -21,11 +21,7 @@ def rules(limits: TurnLimits, max_new_ids: int | None = None) -> TurnRules:
 
 
 @given(
-    max_new=st.integers(1, 30),
-    least=st.integers(0, 12),
-    forbidden=STOPS,
-    early=STOPS,
-    answers=st.lists(ANSWER, min_size=1, max_size=20),
+    max_new=st.integers(1, 30), least=st.integers(0, 12), forbidden=STOPS, early=STOPS, answers=st.lists(ANSWER, min_size=1, max_size=20)
 )
 def test_a_turn_never_exceeds_its_limits(
     max_new: int, least: int, forbidden: frozenset[int], early: frozenset[int], answers: Sequence[tuple[list[int], int | None]]
