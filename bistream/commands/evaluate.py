@@ -15,6 +15,7 @@ Exit codes: 0 done, 1 a condition of --fail-if holds, 2 not done, for the reason
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,7 +26,6 @@ from tqdm import tqdm
 
 from bistream.checkpoints.files import family_of
 from bistream.checkpoints.model_card import read_model_card
-from bistream.client.audio import read_reference
 from bistream.client.client import BistreamClient
 from bistream.client.connection import add_security_arguments, security_of
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_OK, EXIT_USAGE, fail
@@ -39,7 +39,7 @@ from bistream.evaluation.forms import KINDS, REFERENCE, Form, make_forms, pairs_
 from bistream.evaluation.judge_process import DEFAULT_PYTHON, WANTED
 from bistream.evaluation.judging import chosen_judges, judge_all
 from bistream.evaluation.sets import BUILT_IN, Sentence, read_sets, spoken_and_left_out
-from bistream.evaluation.speaking import LocalSpeaker, ServerSpeaker, Utterance, configured, read_recordings, speak
+from bistream.evaluation.speaking import LocalSpeaker, ServerSpeaker, Utterance, configured, read_recordings, read_voice, speak
 from bistream.evaluation.thresholds import parse_threshold
 from bistream.local import VoiceChoice
 from bistream.store.fingerprint import files_hash, versions
@@ -76,7 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    """Raises ``BistreamError``, ``ValueError``, ``ConnectionError`` and ``OSError`` with a sentence."""
+    """Raises ``BistreamError``, ``ConnectionError`` and ``OSError`` with a sentence."""
     languages, facts = known_of_server(options) if options.server else known_of_model(options.model_dir)
     sentences, notes = spoken_and_left_out(read_sets(options.sets or BUILT_IN, options.count), languages)
     if not sentences:
@@ -91,6 +91,8 @@ def evaluate(options: argparse.Namespace) -> int:
     pairs += [(one, other) for each in thresholds for one in names for other in names if f"{one}-{other}" in each.names]
     pairs = list(dict.fromkeys(pairs))
     likeness = options.similar_to or (Path(options.reference_audio) if options.reference_audio else None)
+    if likeness is not None:
+        read_voice(likeness)  # before anything is spoken
     judges = chosen_judges(options.judges or WANTED, options.model_dir)
     with tempfile.TemporaryDirectory(prefix="bistream_evaluate_") as temporary:
         spoken = speak_all(options, forms, sentences, options.keep or Path(temporary))
@@ -98,7 +100,13 @@ def evaluate(options: argparse.Namespace) -> int:
         with tqdm(total=sounds * len(judges), desc="judging", unit="sound", disable=None) as progress:
             judged = judge_all(sentences, spoken, judges, options.judges_python, likeness, progress.update)
         means = reports.means_of(sentences, spoken, pairs)
-        facts |= {"settings": options.setting, "notes": notes, "judges": judged, "equal": reports.equal_sounds(spoken, pairs)}
+        facts |= {
+            "command": options.command,
+            "settings": options.setting,
+            "notes": notes,
+            "judges": judged,
+            "equal": reports.equal_sounds(spoken, pairs),
+        }
         whole = reports.describe(sentences, forms, spoken, means, facts, reports.worst(spoken, 20))
         reports.write(options.out, whole, spoken, options.players)
     failures = [line for each in thresholds for line in each.failures(next(iter(means.values())))]
@@ -135,7 +143,7 @@ def speak_all(
             found[form.name] = read_recordings(form, sentences, folder)
         else:
             groups.setdefault(None if options.server else _config(options, form), []).append(form)
-    reference = None if options.reference_audio is None else read_reference(options.reference_audio)
+    reference = None if options.reference_audio is None else read_voice(options.reference_audio)
     for config, group in groups.items():
         speaker: LocalSpeaker | ServerSpeaker
         if config is None:
@@ -165,18 +173,20 @@ def _config(options: argparse.Namespace, form: Form) -> RuntimeConfig:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = make_parser()
-    options = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(words)
     if min(options.together, options.count or 1) < 1:
         parser.error("--together and --count must be 1 or more")
     check_voice(parser, options)
     options.security = security_of(parser, options)
+    options.command = shlex.join(["bistream", "evaluate", *words]).replace(options.security.api_key or "\0", "KEY")
     try:
         return evaluate(options)
     except BistreamError as error:
         return fail(error.sentence, EXIT_USAGE)
     except (ConnectionError, TimeoutError) as error:
         return fail(str(error), EXIT_CONNECTION)
-    except (ValueError, OSError) as error:
+    except OSError as error:
         return fail(str(error), EXIT_USAGE)
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -43,7 +44,11 @@ class JudgeProcess:
         interpreter = sys.executable if choice.name in IN_OUR_ENVIRONMENT else str(python)
         command = [interpreter, "-m", "bistream.evaluation.judges", choice.name, choice.model]
         environment = {**os.environ, "PYTHONPATH": self._links.name}
-        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        except OSError:
+            self._links.cleanup()
+            raise
         first = self._answer()
         self.unavailable: str = first.get("unavailable", "")
         self.packages: dict[str, str] = first.get("packages", {})
@@ -79,5 +84,9 @@ class JudgeProcess:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):  # what was not sent
+                pipe.close()
         self._links.cleanup()

@@ -9,7 +9,6 @@ import math
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -96,7 +95,6 @@ def describe(
         "bistream": __version__,
         "commit": _commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": " ".join(["bistream evaluate", *sys.argv[1:]]),
         "hardware": f"{os.cpu_count()} x {platform.processor() or platform.machine()}",
         **facts,
         "metrics": [asdict(metric) for metric in METRICS],

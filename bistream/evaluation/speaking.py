@@ -17,7 +17,7 @@ from bistream.client.audio import read_reference
 from bistream.client.client import BistreamClient
 from bistream.client.say import paced, split_pieces
 from bistream.config import RuntimeConfig
-from bistream.errors import BistreamError
+from bistream.errors import BistreamError, EngineError, InvalidInputError
 from bistream.evaluation.forms import ONE_SHOT, REFERENCE, Form
 from bistream.evaluation.sets import Sentence
 from bistream.evaluation.sound import longest_pause_s, loudest_joint_db
@@ -62,7 +62,7 @@ class LocalSpeaker:
     def say(self, sentence: Sentence, kind: str) -> Iterator[FloatArray]:
         options, voice = GenerationOptions(seed=sentence.number), self._voice
         if sentence.recording is not None:
-            voice = VoiceChoice(read_reference(sentence.recording), sentence.transcript)
+            voice = VoiceChoice(read_voice(sentence.recording), sentence.transcript)
         if kind == REFERENCE:
             yield self._pipeline.synthesize(sentence.text, voice, options)
             return
@@ -85,7 +85,7 @@ class ServerSpeaker:
     def say(self, sentence: Sentence, kind: str) -> Iterator[FloatArray]:
         inputs = dict(self._voice)
         if sentence.recording is not None:
-            inputs = {"reference_wav": read_reference(sentence.recording), "reference_text": sentence.transcript}
+            inputs = {"reference_wav": read_voice(sentence.recording), "reference_text": sentence.transcript}
         if kind == ONE_SHOT:
             with self._client.start(text=sentence.text, is_end=True, seed=sentence.number, **inputs) as session:
                 yield from (chunk.waveform for chunk in session)
@@ -105,10 +105,19 @@ class ServerSpeaker:
         self._client.close()
 
 
+def read_voice(path: str | Path) -> FloatArray:
+    """float32 [N], 16 kHz mono. Raises ``InvalidInputError``."""
+    try:
+        return read_reference(path)
+    except ValueError as error:
+        raise InvalidInputError(str(error)) from None
+
+
 def speak(
     speaker: Speaker, form: Form, sentences: Sequence[Sentence], folder: Path, together: int, tell: Callable[[], object]
 ) -> dict[int, Utterance]:
-    """By the sentences' numbers. folder: for FORM/SET/ID.wav. together: sessions at the same time. tell: called after each sentence."""
+    """By the sentences' numbers. folder: for FORM/SET/ID.wav. together: sessions at the same time. tell: called after each sentence.
+    Raises ``EngineError`` where the first sentences all fail."""
 
     def one(sentence: Sentence, is_timed: bool = False) -> Utterance:
         found = _utterance(speaker, form, sentence, folder, is_timed)
@@ -116,6 +125,8 @@ def speak(
         return found
 
     first = [one(sentence, is_timed=True) for sentence in sentences[:TIMED]]
+    if first and all(each.path is None for each in first):
+        raise EngineError(f"Nothing can be spoken in the form {form.name}: {first[0].error}")
     with ThreadPoolExecutor(together) as pool:
         found = [*first, *pool.map(one, sentences[TIMED:])]
     return {sentence.number: utterance for sentence, utterance in zip(sentences, found, strict=True)}
@@ -156,13 +167,16 @@ def _kept(waveform: FloatArray, joints: Sequence[int], rate: int, path: Path) ->
 
 
 def read_recordings(form: Form, sentences: Sequence[Sentence], folder: Path) -> dict[int, Utterance]:
-    """Of a form that somebody else has spoken; a missing file is a sentence that failed. Raises ``ValueError`` for an unreadable one."""
+    """Of a form that somebody else has spoken; a missing file is a sentence that failed. Raises ``InvalidInputError``."""
     assert form.recordings is not None
     found = {}
     for sentence in sentences:
         source = form.recordings / sentence.set_name / f"{sentence.id}.wav"
         if source.is_file():
-            samples, rate = soundfile.read(source, dtype="float32", always_2d=True)
+            try:
+                samples, rate = soundfile.read(source, dtype="float32", always_2d=True)
+            except soundfile.LibsndfileError as error:
+                raise InvalidInputError(f"{source} could not be read as audio ({error}); export it again.") from None
             found[sentence.number] = _kept(samples.mean(axis=1), (), rate, file_of(folder, form.name, sentence))
         else:
             found[sentence.number] = Utterance(None, "", {"is_failed": True}, f"{source.name} is not there")

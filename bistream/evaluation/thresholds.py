@@ -29,15 +29,15 @@ class Threshold:
     bound: float
 
     def failures(self, means: Means) -> list[str]:
-        """A sentence for each name for which the condition holds, or whose value is missing where one name is meant."""
-        found = []
-        for name in self.names:
-            estimate = means.get(name, {}).get(self.metric.name)
-            if estimate is None:
-                found += [f"{self.text}: {name} has no {self.metric.name}."] if len(self.names) == 1 else []
-            elif estimate.value != self.bound and (estimate.value > self.bound) == self.is_above:
-                found.append(f"{self.text}: {self.metric.name} of {name} is {shown(estimate.value, self.metric)}.")
-        return found
+        """A sentence for each name for which the condition holds; one where no name has the value: what was not judged has not passed."""
+        values = {name: means[name][self.metric.name].value for name in self.names if self.metric.name in means.get(name, {})}
+        if not values:
+            return [f"{self.text}: {' and '.join(self.names)} {'has' if len(self.names) == 1 else 'have'} no {self.metric.name}."]
+        return [
+            f"{self.text}: {self.metric.name} of {name} is {shown(value, self.metric)}."
+            for name, value in values.items()
+            if value != self.bound and (value > self.bound) == self.is_above
+        ]
 
 
 def shown(value: float, metric: Metric) -> str:

@@ -32,6 +32,7 @@ def test_the_forms_that_are_meant() -> None:
     assert parse_threshold("word_by_word>5%", FORMS).failures(found) == []
     assert parse_threshold("word_by_word-one_shot>0.5%", FORMS).failures(found)
     assert parse_threshold("solver_steps=5-one_shot>0.5%", FORMS).failures(found) != []  # was not measured
+    assert len(parse_threshold("dnsmos<2", FORMS).failures(found)) == 1  # nor was this
     assert parse_threshold("dnsmos:word_by_word-one_shot<-0.1", FORMS).metric is BY_NAME["dnsmos"]
 
 
