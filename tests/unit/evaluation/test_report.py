@@ -23,9 +23,15 @@ PAIRS = pairs_of(FORMS)
 TEXT = "Sentence {} </script> & more."
 SENTENCES = [Sentence(one, "first" if one < 4 else "second", f"{one:03d}", TEXT.format(one), "en") for one in range(6)]
 FACTS: Mapping[str, Any] = {
-    "model": "voice", "command": "bistream evaluate", "family": "Family", "hash": "0" * 16, "packages": {"numpy": "1"}, "settings": [], "notes": ["A note."],
+    "model": "voice",
+    "command": "bistream evaluate",
+    "family": "Family",
+    "hash": "0" * 16,
+    "packages": {"numpy": "1"},
+    "settings": [],
+    "notes": ["A note."],
     "judges": [{"name": "dnsmos", "model": "", "unavailable": "it is not there"}],
-}  # fmt: skip
+}
 
 
 @pytest.fixture
