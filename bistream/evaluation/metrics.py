@@ -27,17 +27,17 @@ class Metric:
 
 
 METRICS = (
-    Metric("wer", "words or characters wrong", "errors", "units", is_share=True),
+    Metric("wer", "words wrong", "errors", "units", is_share=True),
     Metric("dnsmos", "DNSMOS overall", "overall", is_better_high=True),
     Metric("p808", "DNSMOS P.808", "p808", is_better_high=True),
-    Metric("speaker", "similarity to the voice (Resemblyzer)", "speaker", is_better_high=True, digits=3),
-    Metric("campplus", "similarity to the voice (the checkpoint's CAM++)", "campplus", is_better_high=True, digits=3),
-    Metric("failures", "refused or failed", "is_failed", is_share=True),
+    Metric("speaker", "like the voice, Resemblyzer", "speaker", is_better_high=True, digits=3),
+    Metric("campplus", "like the voice, CAM++", "campplus", is_better_high=True, digits=3),
+    Metric("failures", "failed", "is_failed", is_share=True),
     Metric("runaways", "runaways", "is_runaway", is_share=True),
     Metric("early_ends", "early ends", "is_early_end", is_share=True),
     Metric("pause", "longest pause, s", "pause_s"),
-    Metric("click", "loudest joint over the sound around it, dB", "click_db", digits=1),
-    Metric("rtf", "real-time factor, one at a time", "timed_s", "timed_audio_s"),
-    Metric("first_audio", "first audio, s, one at a time", "first_audio_s"),
+    Metric("click", "loudest joint, dB", "click_db", digits=1),
+    Metric("rtf", "real-time factor", "timed_s", "timed_audio_s"),
+    Metric("first_audio", "first audio, s", "first_audio_s"),
 )
 BY_NAME = {metric.name: metric for metric in METRICS}

@@ -50,10 +50,11 @@ class Comparison:
 
 
 def compare(wanted: str, heard: str) -> Comparison:
-    """Of the readings that are nearest to each other, in proportion to the text's units."""
-    pairs = product(readings_of(wanted), readings_of(heard))
-    found = [compare_units(one, other) for one, other in pairs]
-    return min(found, key=lambda each: (each.errors / max(1, each.units), -each.units))
+    """Of the readings with the fewest errors; the units are those of the text as it is read out, whatever was heard."""
+    readings = readings_of(wanted)
+    found = [compare_units(one, other) for one, other in product(readings, readings_of(heard))]
+    best, units = min(found, key=lambda each: each.errors), len(readings[-1])
+    return Comparison(units, min(best.errors, units), min(best.missing_end, units))
 
 
 def compare_units(wanted: list[str], heard: list[str]) -> Comparison:

@@ -88,9 +88,9 @@ def test_the_json_has_everything(tmp_path: Path, spoken: dict[str, dict[int, Utt
 @pytest.mark.skipif(not CHROMIUM.exists(), reason="apt-get install --no-install-recommends chromium")
 def test_a_browser_shows_it(tmp_path: Path, spoken: dict[str, dict[int, Utterance]]) -> None:
     written(tmp_path, spoken)
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile", "--dump-dom"]
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile", "--dump-dom"]
     done = subprocess.run([*command, f"file://{tmp_path}/out/report.html"], capture_output=True, text=True, timeout=120, check=True)
     page = done.stdout
-    assert page.count('class="sentence"') == 3 and page.count("<audio") == 6 - 1 and page.count("<svg") == 3
+    assert page.count('class="sentence"') == 3 and page.count("<audio") == 6 - 1 and page.count("<svg") == 3  # words, DNSMOS, failures
     assert "Sentence 0 &lt;/script&gt; &amp; more." in page and "refused &lt;b&gt;" in page and "word_by_word-one_shot" in page
     assert 'aria-pressed="true">all' in page and "A note." in page and "it is not there" in page
