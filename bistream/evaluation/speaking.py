@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from bistream.client.audio import read_reference
 from bistream.client.client import BistreamClient
 from bistream.client.say import paced, split_pieces
 from bistream.config import RuntimeConfig
-from bistream.errors import BistreamError, EngineError, InvalidInputError
+from bistream.errors import BistreamError, CancelledError, EngineError, InvalidInputError
 from bistream.evaluation.forms import ONE_SHOT, REFERENCE, Form
 from bistream.evaluation.sets import Sentence
 from bistream.evaluation.sound import longest_pause_s, loudest_joint_db
@@ -93,9 +94,10 @@ class ServerSpeaker:
         with self._client.start(seed=sentence.number, **inputs) as session, ThreadPoolExecutor(1) as pool:
 
             def feed() -> None:
-                for piece in paced(split_pieces(sentence.text), WORDS_PER_SECOND):
-                    session.push_text(piece)
-                session.end_text()
+                with suppress(CancelledError):  # it is over before its text is, and its end says why
+                    for piece in paced(split_pieces(sentence.text), WORDS_PER_SECOND):
+                        session.push_text(piece)
+                    session.end_text()
 
             feeding = pool.submit(feed)
             yield from (chunk.waveform for chunk in session)
