@@ -45,6 +45,7 @@ from bistream.local import VoiceChoice
 from bistream.store.fingerprint import files_hash, versions
 
 EXIT_CONDITION = 1
+WORST = 20
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -69,7 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--judge", action="append", dest="judges", metavar="NAME[=MODEL]", help=f"default: {', '.join(WANTED)}")
     add("--judges-python", type=Path, default=DEFAULT_PYTHON, metavar="FILE", help="of the judges' environment (default: %(default)s)")
     add("--fail-if", action="append", default=[], metavar="CONDITION", help="e.g. 'wer>3%%', 'word_by_word-one_shot>0.5%%'")
-    add("--players", type=int, default=20, metavar="N", help="worst sentences that can be heard in the report (default: %(default)s)")
+    add("--players", type=int, default=WORST, metavar="N", help="worst sentences that can be heard in the report (default: %(default)s)")
     add("--keep", type=Path, metavar="FOLDER", help="keep all sounds, as FORM/SET/ID.wav")
     add_security_arguments(parser)
     return parser
@@ -107,7 +108,8 @@ def evaluate(options: argparse.Namespace) -> int:
             "judges": judged,
             "equal": reports.equal_sounds(spoken, pairs),
         }
-        whole = reports.describe(sentences, forms, spoken, means, facts, reports.worst(spoken, 20))
+        ours = {form.name: spoken[form.name] for form in forms if form.recordings is None}
+        whole = reports.describe(sentences, forms, spoken, means, facts, reports.worst(ours, WORST))
         reports.write(options.out, whole, spoken, options.players)
     failures = [line for each in thresholds for line in each.failures(next(iter(means.values())))]
     unavailable = [f"{one['name']} did not judge: {one['unavailable']}." for one in judged if "unavailable" in one]

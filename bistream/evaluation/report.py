@@ -36,7 +36,7 @@ def means_of(sentences: Sequence[Sentence], spoken: Spoken, pairs: Sequence[tupl
     sets = dict.fromkeys(sentence.set_name for sentence in sentences)
     numbers = {ALL: {sentence.number for sentence in sentences}} if len(sets) > 1 else {}
     numbers |= {name: {one.number for one in sentences if one.set_name == name} for name in sets}
-    return {name or ALL: _means(spoken, wanted, pairs) for name, wanted in numbers.items()}
+    return {name: _means(spoken, wanted, pairs) for name, wanted in numbers.items()}
 
 
 def _means(spoken: Spoken, numbers: set[int], pairs: Sequence[tuple[str, str]]) -> Means:
