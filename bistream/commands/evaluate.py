@@ -69,6 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--similar-to", type=Path, metavar="FILE", help="what judges compare the voice with (default: --reference-audio)")
     add("--judge", action="append", dest="judges", metavar="NAME[=MODEL]", help=f"default: {', '.join(WANTED)}")
     add("--judges-python", type=Path, default=DEFAULT_PYTHON, metavar="FILE", help="of the judges' environment (default: %(default)s)")
+    add("--judge-processes", type=int, default=1, metavar="N", help="of each judge; each uses a core (default: %(default)s)")
     add("--fail-if", action="append", default=[], metavar="CONDITION", help="e.g. 'wer>3%%', 'word_by_word-one_shot>0.5%%'")
     add("--players", type=int, default=WORST, metavar="N", help="worst sentences that can be heard in the report (default: %(default)s)")
     add("--keep", type=Path, metavar="FOLDER", help="keep all sounds, as FORM/SET/ID.wav")
@@ -99,7 +100,7 @@ def evaluate(options: argparse.Namespace) -> int:
         spoken = speak_all(options, forms, sentences, options.keep or Path(temporary))
         sounds = len({(number, one.digest) for form in spoken.values() for number, one in form.items() if one.path})
         with tqdm(total=sounds * len(judges), desc="judging", unit="sound", disable=None) as progress:
-            judged = judge_all(sentences, spoken, judges, options.judges_python, likeness, progress.update)
+            judged = judge_all(sentences, spoken, judges, options.judges_python, options.judge_processes, likeness, progress.update)
         means = reports.means_of(sentences, spoken, pairs)
         facts |= {
             "command": options.command,
@@ -177,8 +178,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = make_parser()
     words = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(words)
-    if min(options.together, options.count or 1) < 1:
-        parser.error("--together and --count must be 1 or more")
+    if min(options.together, options.judge_processes, options.count or 1) < 1:
+        parser.error("--together, --judge-processes and --count must be 1 or more")
     check_voice(parser, options)
     options.security = security_of(parser, options)
     options.command = shlex.join(["bistream", "evaluate", *words]).replace(options.security.api_key or "\0", "KEY")

@@ -43,10 +43,12 @@ def judge_all(
     spoken: Spoken,
     judges: Sequence[JudgeChoice],
     python: Path,
+    processes: int,
     likeness: Path | None,
     tell: Callable[[], object],
 ) -> Report:
-    """Adds scores to the utterances. likeness: a recording of the voice, for sentences without one. tell: called for each sound and judge.
+    """Adds scores to the utterances. processes: of each judge. likeness: a recording of the voice, for sentences without one. tell: called
+    for each sound and judge.
     Returns what each judge is and has cost, or why it did not judge. Raises ``EngineError``."""
     by_number = {sentence.number: sentence for sentence in sentences}
     sounds: dict[Sound, Path] = {
@@ -55,26 +57,31 @@ def judge_all(
     results: dict[Sound, dict[str, Any]] = {sound: {} for sound in sounds}
     hears_chinese = any(choice.name == "paraformer" for choice in judges)
 
-    def run(choice: JudgeChoice) -> dict[str, Any]:
-        report: dict[str, Any] = {"name": choice.name, "model": Path(choice.model).name}
-        if choice.name in VOICES and likeness is None and all(one.recording is None for one in sentences):
-            return {**report, "unavailable": "there is no recording of the voice; name one with --similar-to"}
-        wanted = [sound for sound in sounds if _concerns(choice.name, by_number[sound[0]], hears_chinese)]
+    def run(choice: JudgeChoice, wanted: Sequence[Sound]) -> dict[str, Any]:
         with ExitStack() as stack:
             try:
                 process = stack.enter_context(JudgeProcess(choice, python))
             except OSError:
-                return {**report, "unavailable": f"{python} is not there; in a checkout `bash run.sh judges` makes {DEFAULT_PYTHON}"}
+                return {"unavailable": f"{python} is not there; in a checkout `bash run.sh judges` makes {DEFAULT_PYTHON}"}
             if process.unavailable:
-                return {**report, "unavailable": process.unavailable}
+                return {"unavailable": process.unavailable}
             targets: dict[Path, Any] = {}
             for sound in wanted:
                 results[sound].update(_judge(process, by_number[sound[0]], sounds[sound], likeness, targets))
                 tell()
-            return {**report, "packages": process.packages, "sounds": len(wanted), **process.cost()}
+            return {"packages": process.packages, "sounds": len(wanted), **process.cost()}
+
+    def run_all(choice: JudgeChoice) -> dict[str, Any]:
+        report = {"name": choice.name, "model": Path(choice.model).name}
+        if choice.name in VOICES and likeness is None and all(one.recording is None for one in sentences):
+            return {**report, "unavailable": "there is no recording of the voice; name one with --similar-to"}
+        wanted = [sound for sound in sounds if _concerns(choice.name, by_number[sound[0]], hears_chinese)]
+        shares = [wanted[number::processes] for number in range(min(processes, max(1, len(wanted))))]
+        with ThreadPoolExecutor(len(shares)) as pool:
+            return {**report, **_summed(list(pool.map(run, [choice] * len(shares), shares)))}
 
     with ThreadPoolExecutor(max(1, len(judges))) as pool:
-        reports = list(pool.map(run, judges))
+        reports = list(pool.map(run_all, judges))
     are_words_judged = any("errors" in found for found in results.values())
     for form in spoken.values():
         for number, one in form.items():
@@ -83,6 +90,13 @@ def judge_all(
             one.scores.update(nothing if one.path is None else results[number, one.digest])
         _flag(by_number, form)
     return reports
+
+
+def _summed(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of the processes of one judge."""
+    refused = [one for one in reports if "unavailable" in one]
+    costs = ("sounds", "load_s", "judge_s", "memory_mb")
+    return refused[0] if refused else {**reports[0], **{name: round(sum(one[name] for one in reports), 1) for name in costs}}
 
 
 def _concerns(judge: str, sentence: Sentence, hears_chinese: bool) -> bool:

@@ -35,15 +35,18 @@ def utterance(folder: Path, digest: str) -> Utterance:
     return Utterance(folder / f"{digest}.wav", digest, {"is_failed": False, "seconds": 1.0})
 
 
-def test_each_sound_is_judged_once_and_forms_with_equal_samples_share_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 3])
+def test_each_sound_is_judged_once_and_forms_with_equal_samples_share_it(tmp_path: Path, processes: int) -> None:
     spoken = {
         "one_shot": {0: utterance(tmp_path, "x"), 1: utterance(tmp_path, "y")},
         "word_by_word": {0: utterance(tmp_path, "x"), 1: Utterance(None, "", {"is_failed": True}, "refused")},
     }
     told = list[int]()
-    (report,) = judge_all(SENTENCES, spoken, [JudgeChoice("whisper", "base")], python(tmp_path, HEARS), None, lambda: told.append(1))
+    (report,) = judge_all(
+        SENTENCES, spoken, [JudgeChoice("whisper", "base")], python(tmp_path, HEARS), processes, None, lambda: told.append(1)
+    )
     assert len((tmp_path / "log").read_text(encoding="utf-8").splitlines()) == len(told) == report["sounds"] == 2
-    assert report["packages"] == {"ears": "1"} and report["memory_mb"] == 3
+    assert report["packages"] == {"ears": "1"} and report["memory_mb"] == 3 * min(processes, 2)
     scores = {name: [(one.scores["errors"], one.scores["units"]) for one in form.values()] for name, form in spoken.items()}
     assert scores == {"one_shot": [(1, 3), (0, 3)], "word_by_word": [(1, 3), (3, 3)]}
     assert spoken["one_shot"][0].scores["is_early_end"] is False and "is_runaway" not in spoken["word_by_word"][1].scores
@@ -52,9 +55,9 @@ def test_each_sound_is_judged_once_and_forms_with_equal_samples_share_it(tmp_pat
 def test_a_judge_that_cannot_judge_says_why(tmp_path: Path) -> None:
     spoken = {"one_shot": {0: utterance(tmp_path, "x")}}
     choices = [JudgeChoice("whisper", "base"), JudgeChoice("speaker")]
-    deaf, aimless = judge_all(SENTENCES, spoken, choices, python(tmp_path, DEAF), None, lambda: None)
+    deaf, aimless = judge_all(SENTENCES, spoken, choices, python(tmp_path, DEAF), 1, None, lambda: None)
     assert "no ears" in deaf["unavailable"] and "--similar-to" in aimless["unavailable"]
-    (missing,) = judge_all(SENTENCES, spoken, choices[:1], tmp_path / "nowhere", None, lambda: None)
+    (missing,) = judge_all(SENTENCES, spoken, choices[:1], tmp_path / "nowhere", 1, None, lambda: None)
     assert "run.sh judges" in missing["unavailable"] and "errors" not in spoken["one_shot"][0].scores
 
 
