@@ -20,7 +20,6 @@ SPLIT=${SPLIT:-}                            # of the data set, where it has seve
 NUM_TASKS=${NUM_TASKS:-4}                   # stage 5: concurrent tasks; "1 2 4 8 16 26" are measured one after another
 BATCH_SIZES=${BATCH_SIZES:-"1 2 4 8 16"}    # stage 6: rows computed together
 STRATEGY=${STRATEGY:-equal}                 # stage 6 streaming: equal | exponential
-JUDGED_SET=${JUDGED_SET:-a}                 # judge: held-out set of training/sets, a to choose checkpoints, b to report
 PYTHON_GPU=${PYTHON_GPU:-$VENV/bin/python}  # test-gpu, which installs nothing: any Python with torch, triton and pytest
 export TRITON_SERVER=${TRITON_SERVER:-$BUILD/triton/wheel/pytriton/tritonserver/bin/tritonserver}
 export TRITON_BACKENDS=${TRITON_BACKENDS:-$BUILD/triton/backends}
@@ -47,7 +46,7 @@ bash run.sh test-clients  speaks with the vendors' own packages, and tests plugi
 bash run.sh test-gpu      tests that need a GPU, with PYTHON_GPU
 bash run.sh attack        attacks the real server for about half an hour and writes docs/reliability.md
 bash run.sh judges        installs the networks that judge a voice into build/judges
-bash run.sh judge         speaks held-out set JUDGED_SET with the trained voice of MODEL_DIR, and has it judged
+bash run.sh evaluate      what MODEL_DIR sounds like in several forms -> build/evaluation.html; options of bistream evaluate
 bash run.sh START STOP [streaming|offline]    upstream's stages START to STOP, in one of its modes (default: streaming):
     0  download the checkpoint     3  start the server
     1  convert it                  4  one request: over gRPC when streaming, over HTTP when offline
@@ -198,7 +197,7 @@ COMMAND=${1:-help} OPTIONS=("${@:2}") MODE=streaming GIVEN_MODE=
 choose_model_dir
 case $COMMAND in test | test-clients | attack) export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} ;; esac # the test processes share the cores
 case $COMMAND in
-  demo | setup | check | judges | judge) "$COMMAND" ;;
+  demo | setup | check | judges) "$COMMAND" ;;
   test) run_tests "${OPTIONS[@]}" ;;
   test-clients | test-gpu | attack) "${COMMAND//-/_}" "${OPTIONS[@]}" ;;
   serve)
@@ -245,6 +244,14 @@ case $COMMAND in
     setup
     make_checkpoint
     become -m bistream doctor "$MODEL_DIR" "${OPTIONS[@]}"
+    ;;
+  evaluate) # in the voice of assets/reference.wav, unless the words name another one
+    setup
+    make_checkpoint
+    judges
+    if [[ " $* " == *" --speaker-id"* || " $* " == *" --reference-"* ]]; then VOICE=(); fi
+    become -m bistream evaluate --model-dir "$MODEL_DIR" --judges-python "$BUILD/judges/bin/python" --out "$BUILD/evaluation" \
+      "${VOICE[@]}" "${OPTIONS[@]}"
     ;;
   [0-6])
     [[ $# -ge 2 && $# -le 3 && $2 =~ ^[0-6]$ && $1 -le $2 ]] ||

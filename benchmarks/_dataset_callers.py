@@ -31,8 +31,8 @@ from bistream.client.translation import infer_input, stream_error
 from bistream.contract.audio import UPSTREAM_SAMPLE_RATE
 from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError
+from bistream.evaluation.dataset import Row
 from bistream.types import FloatArray
-from scripts._dataset import Row
 
 MODES = ("streaming", "offline", "bistream")
 MODELS = {"streaming": COSYVOICE2, "offline": COSYVOICE2, "bistream": COSYVOICE2_BISTREAM}

@@ -35,7 +35,7 @@ from bistream.client.connection import add_security_arguments, security_of
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
 from bistream.client.report import SessionReport
 from bistream.errors import BistreamError, InvalidInputError
-from scripts._dataset import Row, read_rows
+from bistream.evaluation.dataset import Row, read_rows
 
 Run = tuple[list[SessionReport], ProcessLoad]
 

@@ -32,8 +32,8 @@ from bistream.client.audio import WavWriter
 from bistream.client.exit_codes import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
 from bistream.commands.waiting import Waiting
 from bistream.errors import BistreamError
+from bistream.evaluation.dataset import Row, read_rows
 from bistream.token2wav.renderer import Outcome
-from scripts._dataset import Row, read_rows
 from scripts._inference import add_model_options, recording, runtime_config, sampling
 from scripts._stages import Speech, Stages
 

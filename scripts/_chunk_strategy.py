@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from bistream.client.audio import WavWriter
 from bistream.errors import BistreamError
+from bistream.evaluation.seam_meter import SeamReport, joints_of, measure_seams
 from bistream.families.audio_format import AudioFormat
 from bistream.mel2wav.stage import VocoderHop
 from bistream.token2mel.stage import FlowHop
@@ -31,7 +32,6 @@ from bistream.token2wav.renderer import Outcome, RendererHop
 from bistream.token2wav.speech_stages import SpeechStages
 from bistream.types import FloatArray, GenerationOptions, VoicePrompt
 from scripts._inference import Utterance
-from scripts._seam_meter import SeamReport, joints_of, measure_seams
 from scripts._stages import Speech, Stages, Tokens
 
 Entry = dict[str, Any]  # of the log: an utterance

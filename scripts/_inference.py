@@ -16,9 +16,9 @@ from bistream.client.voice_options import add_options as add_fields
 from bistream.config import RuntimeConfig
 from bistream.contract.checks import MAX_SPEED, MIN_SPEED, SERVER_TEXT_NORMALIZATIONS
 from bistream.errors import InvalidInputError
+from bistream.evaluation.dataset import Row, read_lines, read_manifest, read_rows
 from bistream.local import VoiceChoice
 from bistream.types import FloatArray, GenerationOptions
-from scripts._dataset import Row, read_lines, read_manifest, read_rows
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text.add_argument("--text", help="one text to speak")
     text.add_argument("--text-file", metavar="FILE", help="texts to speak, one per line (UTF-8)")
     text.add_argument("--manifest", metavar="FILE", help="lines utt|prompt_text|prompt_wav|target_text; paths relative to the manifest")
-    text.add_argument("--dataset", metavar="SET", help="Parquet, JSONL, folder or name on the hub (scripts/_dataset.py)")
+    text.add_argument("--dataset", metavar="SET", help="Parquet, JSONL, folder or name on the hub (bistream/evaluation/dataset.py)")
     text.add_argument("--source-audio", metavar="FILE", help="voice conversion: a recording whose words are spoken in the voice")
     parser.add_argument("--split", help="of the data set, where it has several, e.g. wenetspeech4tts")
     parser.add_argument("--reference-text", help="transcript of the recording (with --text and --text-file); without it: cross-lingual")

@@ -1,4 +1,4 @@
-# The tasks of developers: tests, checks, the judging of a voice; sourced by run.sh. Arguments are options of pytest.
+# The tasks of developers: tests and checks; sourced by run.sh. Arguments are options of pytest.
 # shellcheck shell=bash
 
 run_tests() {
@@ -52,16 +52,4 @@ check() {
   for model in model_repo/*/1/model.py; do "$VENV/bin/mypy" "$model"; done # one at a time: all have the module name "model"
   python -m pytest -q tests/unit/test_import_order.py tests/unit/test_size_report.py
   python scripts/size_report.py
-}
-
-judge() { # folders that training/sample.py has made beside its own, of teachers and noise, are judged, too
-  setup
-  [ -f "$MODEL_DIR/spk2info.pt" ] && [ "$MODEL_DIR" != "$TINY" ] ||
-    fail "$MODEL_DIR has no trained voice; train one (training/README.md), or set MODEL_DIR"
-  install benchmarks -r requirements/benchmarks.txt
-  judges
-  local judged=$BUILD/voice/judged
-  while_serving "$BUILD/judge" benchmarks/voice_quality.py speak --server "{grpc}" --set "$JUDGED_SET" --voice nora \
-    --pieces words characters whole --out "$judged"
-  python benchmarks/voice_quality.py judge --python "$BUILD/judges/bin/python" --out "$judged/results.json" "$judged"/*/
 }

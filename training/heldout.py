@@ -9,15 +9,22 @@ Example, after a change of the sets:  python -m training.heldout --words /usr/sh
 
 from __future__ import annotations
 
+import hashlib
 from functools import cache
 from pathlib import Path
 
-from training.normalise import text_hash, words_of
+from bistream.evaluation.texts import units_of
 
 FOLDER = Path(__file__).parent / "sets"
 NAMES = ("a", "b", "c", "d", "e")
 HASH_FILE = FOLDER / "hashes.txt"
 REMOVED_WORDS_FILE = FOLDER / "removed_words.txt"
+_HASH_DIGITS = 16
+
+
+def text_hash(text: str) -> str:
+    """The first 64 bits of SHA-256 over the normal form, in hexadecimal."""
+    return hashlib.sha256(" ".join(units_of(text)).encode()).hexdigest()[:_HASH_DIGITS]
 
 
 @cache
@@ -39,4 +46,4 @@ def removed_words() -> frozenset[str]:
 
 def meets(text: str) -> bool:
     """Whether a training text is one of the sets' sentences, or holds a word that is kept out."""
-    return text_hash(text) in hashes() or not removed_words().isdisjoint(words_of(text))
+    return text_hash(text) in hashes() or not removed_words().isdisjoint(units_of(text))

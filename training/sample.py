@@ -1,6 +1,8 @@
-"""Held-out sentences as a teacher says them, and noise of the same level, as WAV files: ceiling and floor of the judges.
+"""Held-out sentences as a teacher says them, and noise of the same level: ceiling and floor, for ``bistream evaluate``.
 
 Example:  python -m training.sample --set a --voice nora --out build/voice/judged
+
+Writes OUT/SET.jsonl, the sentences, OUT/teacher/SET/ID.wav and OUT/noise/SET/ID.wav.
 """
 
 from __future__ import annotations
@@ -42,13 +44,14 @@ def main() -> None:
     recordings = [utterance.waveform.astype(np.float32) / 32768.0 for utterance in spoken if utterance is not None]
     if len(recordings) < len(texts):  # the numbers of files and texts would no longer agree
         sys.exit(f"The teacher of {arguments.voice} spoke only {len(recordings)} of {len(texts)} sentences; run the stage prepare again.")
-    lengths = [len(waveform) / AUDIO_FORMAT.sample_rate for waveform in recordings]
-    for name, system in SYSTEMS.items():  # as benchmarks/voice_quality.py reads them
-        folder = arguments.out / f"{arguments.voice}-{arguments.set}-{name}"
+    ids = [f"{number:03d}" for number in range(len(texts))]
+    for name, system in SYSTEMS.items():
+        folder = arguments.out / name / arguments.set
         folder.mkdir(parents=True, exist_ok=True)
-        for number, waveform in enumerate(recordings):
-            soundfile.write(folder / f"{number:03d}.wav", system(waveform), AUDIO_FORMAT.sample_rate, subtype="PCM_16")
-        (folder / "texts.json").write_text(json.dumps({"texts": texts, "teacher_s": lengths}), encoding="utf-8")
+        for sentence_id, waveform in zip(ids, recordings, strict=True):
+            soundfile.write(folder / f"{sentence_id}.wav", system(waveform), AUDIO_FORMAT.sample_rate, subtype="PCM_16")
+    rows = [json.dumps({"id": sentence_id, "text": text}) for sentence_id, text in zip(ids, texts, strict=True)]
+    (arguments.out / f"{arguments.set}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

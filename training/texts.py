@@ -12,10 +12,10 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from bistream.evaluation.texts import units_of
 from training import wordnet
 from training.grammar import Grammar
 from training.heldout import FOLDER, meets, removed_words
-from training.normalise import words_of
 
 WORD_LISTS = tuple(f"{variety}-words.{level}" for level in (10, 20, 35) for variety in ("english", "american"))
 ROW_WORDS = 7
@@ -47,7 +47,7 @@ def read_words(folder: Path) -> list[str]:
 
 def rows_of_rare_words(words: list[str], texts: list[str], least_seen: int, seed: int) -> list[str]:
     """Rows of random words, until each of ``words`` occurs ``least_seen`` times in all texts."""
-    counts = Counter(word for text in texts for word in words_of(text))
+    counts = Counter(word for text in texts for word in units_of(text))
     missing = [word for word in words for _ in range(max(0, least_seen - counts[word]))]
     random.Random(seed).shuffle(missing)
     rows = [missing[start : start + ROW_WORDS] for start in range(0, len(missing), ROW_WORDS)]

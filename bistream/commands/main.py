@@ -34,6 +34,7 @@ COMMANDS = {
     "stats": Command("bistream.client.stats", "client", "how often a server's models were called, and how long they took"),
     "voices": Command("bistream.commands.voices", "server", "add, list or remove voices that callers name instead of sending a recording"),
     "serve": Command("bistream.commands.serve", "server", "serve a model repository (of a checkout: bash run.sh 2 2 makes it)"),
+    "evaluate": Command("bistream.commands.evaluate", "server", "judge what a checkpoint or a server sounds like, in several forms"),
     "doctor": Command("bistream.commands.doctor", "server", "examine a model directory: its files, and what 16 bit costs its networks"),
 }
 

@@ -28,6 +28,7 @@ ORDER: tuple[frozenset[str], ...] = tuple(
     sessions
     transport
     local triton keeper conversion
+    evaluation
     commands
     __main__
     """.strip().splitlines()

@@ -12,8 +12,8 @@ import pytest
 import soundfile
 
 from bistream.errors import InvalidInputError
+from bistream.evaluation.dataset import read_manifest
 from scripts import _chunk_strategy, offline_inference, streaming_inference
-from scripts._dataset import read_manifest
 from tests.formats import CHUNK_TOKENS
 from tests.sounds import speech_like
 

@@ -14,13 +14,13 @@ import torch
 from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
+from bistream.evaluation.seam_meter import joints_of, measure_seams
 from bistream.local import LocalPipeline, VoiceChoice
 from bistream.mel2wav.stage import VocoderHop
 from bistream.token2mel.stage import FlowHop
 from bistream.token2wav.renderer import FLOW_PAGES, PoolUse, sizes_of
 from bistream.token2wav.speech_stages import SpeechStages
 from bistream.types import VoicePrompt
-from scripts._seam_meter import joints_of, measure_seams
 from tests.formats import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN
 from tests.sounds import speech_like
 

@@ -62,7 +62,7 @@ def judge() -> Iterator[Judge]:
     """Ears that never heard the training, in an environment of their own."""
     if not JUDGES.exists():
         pytest.skip(f"{JUDGES} does not exist; install the judges: bash run.sh judges")
-    with Judge(JUDGES, ROOT) as started:
+    with Judge(JUDGES) as started:
         yield started
 
 

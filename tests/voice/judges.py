@@ -1,24 +1,27 @@
-"""Third-party judges of sound, as a process of their own environment (``benchmarks/_voice_judges.py``)."""
+"""The judges of ``bistream evaluate`` for a few sounds: what is understood, where words end, whose voice it is."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
+from bistream.evaluation.judge_process import JudgeChoice, JudgeProcess
+from bistream.evaluation.texts import compare
 from bistream.types import FloatArray
 from tests.formats import SAMPLE_RATE
 
 
 @dataclass(frozen=True)
 class Heard:
-    """text: what was understood. errors: of its words, at most ``words``. vector: of the speaker, None for a sound that is too short.
+    """text: what was understood. errors: of its words, at most ``words``.
 
     word_ends: seconds at which each word of the given text (between blanks) ends, where the judge was asked to align it.
     """
@@ -26,46 +29,52 @@ class Heard:
     text: str
     errors: int
     words: int
-    vector: NDArray[np.float64] | None
     word_ends: tuple[float, ...] = ()
 
 
 class Judge:
-    """A context manager: one process, whose models are loaded once."""
+    """A context manager; a network is loaded when it is first asked."""
 
-    def __init__(self, python: Path, root: Path) -> None:
-        self._command = [str(python), str(root / "benchmarks" / "_voice_judges.py"), "--quality-sentences", "0"]
-        self._root = root
+    def __init__(self, python: Path) -> None:
+        self._python = python
+        self._stack = ExitStack()
 
     def __enter__(self) -> Judge:
-        self._process = subprocess.Popen(self._command, cwd=self._root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+        self._stack.close()
 
-    def hear(
-        self, folder: Path, texts: Sequence[str], waveforms: Sequence[FloatArray], rate: int = SAMPLE_RATE, aligns: bool = False
-    ) -> list[Heard]:
-        """Writes WAV files into the empty ``folder`` and has them judged. waveforms: float32 [N], as many as texts."""
-        folder.mkdir(parents=True)
-        for number, waveform in enumerate(waveforms):
-            soundfile.write(folder / f"{number:03d}.wav", waveform, rate, subtype="PCM_16")
-        notes = {"texts": list(texts), "teacher_s": [None] * len(texts), "aligns": aligns}
-        (folder / "texts.json").write_text(json.dumps(notes), encoding="utf-8")
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(f"{folder}\n")
-        self._process.stdin.flush()
-        line = next((line for line in self._process.stdout if line.startswith("{")), "")
-        assert line, "the judges have ended; what they said is on stderr"
-        return [
-            Heard(
-                row["heard"],
-                row["errors"],
-                row["words"],
-                np.array(row["voice"]) if "voice" in row else None,
-                tuple(end for _, end in row.get("word_times", ())),
-            )
-            for row in json.loads(line)["sentences"]
-        ]
+    @cached_property
+    def _whisper(self) -> JudgeProcess:
+        return self._started(JudgeChoice("whisper", "tiny.en"))
+
+    @cached_property
+    def _speaker(self) -> JudgeProcess:
+        return self._started(JudgeChoice("speaker"))
+
+    def _started(self, choice: JudgeChoice) -> JudgeProcess:
+        process = self._stack.enter_context(JudgeProcess(choice, self._python))
+        assert not process.unavailable, process.unavailable
+        return process
+
+    def hear(self, folder: Path, texts: Sequence[str], waveforms: Sequence[FloatArray], aligns: bool = False) -> list[Heard]:
+        """Writes WAV files into the empty ``folder``. waveforms: float32 [N], as many as texts."""
+        found = []
+        for text, path in zip(texts, _written(folder, waveforms, SAMPLE_RATE), strict=True):
+            row: dict[str, Any] = self._whisper.judge(path, text, "en", aligns=aligns)
+            compared = compare(text, row["heard"])
+            found.append(Heard(row["heard"], compared.errors, compared.units, tuple(end for _, end in row.get("word_times", ()))))
+        return found
+
+    def vectors(self, folder: Path, waveforms: Sequence[FloatArray], rate: int = SAMPLE_RATE) -> NDArray[np.float64]:
+        """[sounds, size], of the voice."""
+        return np.array([self._speaker.judge(path, "", "en")["vector"] for path in _written(folder, waveforms, rate)])
+
+
+def _written(folder: Path, waveforms: Sequence[FloatArray], rate: int) -> list[Path]:
+    folder.mkdir(parents=True)
+    paths = [folder / f"{number:03d}.wav" for number in range(len(waveforms))]
+    for path, waveform in zip(paths, waveforms, strict=True):
+        soundfile.write(path, waveform, rate, subtype="PCM_16")
+    return paths

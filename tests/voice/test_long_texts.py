@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bistream.evaluation.texts import units_of
 from bistream.local import LocalPipeline, VoiceChoice
 from bistream.types import FinishReason, FloatArray, GenerationOptions
 from tests.formats import SAMPLE_RATE
 from tests.voice.judges import Judge
 from tests.voice.speaking import VOICE, VoiceUnderTest, together, words_with_blanks
-from training.normalise import words_of
 
 MOST_WORD_ERRORS = 0.1  # 5 % on the mean of many texts
 LEAST_S_A_CHARACTER, MOST_S_A_CHARACTER = 0.055, 0.095  # the teacher: 0.063
@@ -71,7 +71,7 @@ def test_words_are_understood_and_none_is_spoken_twice(forms: list[Form], pipeli
     ):
         assert heard.errors <= MOST_WORD_ERRORS * heard.words, heard.text
         assert LEAST_S_A_CHARACTER <= len(waveform) / SAMPLE_RATE / len(form.text) <= MOST_S_A_CHARACTER
-        assert not runs(words_of(heard.text)) - runs(words_of(form.text)) & runs(words_of(form.text)), heard.text
+        assert not runs(units_of(heard.text)) - runs(units_of(form.text)) & runs(units_of(form.text)), heard.text
 
 
 def test_pieces_of_any_size_give_the_same_tokens(voice: VoiceUnderTest) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bistream.client.audio import read_reference
 from bistream.errors import InvalidInputError
-from scripts._dataset import TOKENS_COLUMN, read_manifest, read_rows
+from bistream.evaluation.dataset import TOKENS_COLUMN, read_manifest, read_rows
 from tests.unit.benchmarks.sets import records
 
 TEXTS = ["Hello.", "Good morning.", "你好。"]

@@ -16,6 +16,7 @@ from torch import Tensor
 from bistream.checkpoints.config import CausalVocoderConfig, DitFlowConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError
+from bistream.evaluation.seam_meter import joints_of, measure_seams
 from bistream.mel2wav.causal.noise import NOISE_SECONDS, reference_noise
 from bistream.mel2wav.causal.stage import CausalVocoderStage
 from bistream.mel2wav.causal.state import CausalState
@@ -23,7 +24,6 @@ from bistream.mel2wav.causal.weights import build_hift, expected_shapes
 from bistream.mel2wav.factory import make_vocoder
 from bistream.mel2wav.stage import VocoderHop
 from bistream.types import FloatArray
-from scripts._seam_meter import joints_of, measure_seams
 from tests.formats import SAMPLES_PER_MEL_FRAME
 from tests.unit.mel2wav.speaking import Session, cuts_of_session, speak
 from tests.unit.mel2wav.tiny import CAUSAL, CAUSAL_CHECKPOINT, random_state, voiced_mel, write_model

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bistream.evaluation.seam_meter import joints_of, measure_seams
 from bistream.types import FloatArray
-from scripts._seam_meter import joints_of, measure_seams
 from tests.formats import SAMPLE_RATE, VOCODER_OVERLAP_SAMPLES
 
 EIGHT_PERCENT_DB = 20 * np.log10(1.08)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
+from bistream.evaluation.seam_meter import joints_of, measure_seams
 from bistream.mel2wav.graphs.stage import GraphOptions, GraphVocoderStage
 from bistream.mel2wav.grouping import MAX_BATCH_FRAMES, MAX_PADDING, group_similar
 from bistream.mel2wav.stage import VocoderHop, VocoderStage
 from bistream.types import FloatArray
-from scripts._seam_meter import joints_of, measure_seams
 from tests.formats import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES
 from tests.unit.mel2wav import tiny
 from tests.unit.mel2wav.speaking import Session, check_equal, cuts_of_session, speak

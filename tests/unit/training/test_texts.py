@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bistream.evaluation.texts import units_of
 from training import heldout, wordnet
-from training.normalise import text_hash, word_errors, words_of
+from training.heldout import text_hash
 from training.texts import rows_of_rare_words
 
 
 @given(st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=126), max_size=60))
 def test_hash_ignores_case_signs_and_blanks(text: str) -> None:
     assert text_hash(text) == text_hash(f"  {text.upper()} !")
-    assert all(word.isalpha() and word.islower() for word in words_of(text))
+    assert all(word.isalpha() and word.islower() for word in units_of(text))
 
 
 @pytest.mark.parametrize("name", heldout.NAMES)
@@ -32,9 +33,9 @@ def test_sets_have_no_sentence_in_common() -> None:
 
 
 def test_removed_words_are_every_second_of_set_d() -> None:
-    words = [word for line in heldout.sentences("d") for word in words_of(line)]
+    words = [word for line in heldout.sentences("d") for word in units_of(line)]
     assert set(words[::2]) == heldout.removed_words()
-    others = {word for name in ("a", "b", "e") for line in heldout.sentences(name) for word in words_of(line)}
+    others = {word for name in ("a", "b", "e") for line in heldout.sentences(name) for word in units_of(line)}
     assert not others & heldout.removed_words()
     assert heldout.meets(f"She said {words[0]} twice.")
 
@@ -52,16 +53,5 @@ def test_wordnet_definitions_of_known_words(tmp_path: Path) -> None:
 def test_rows_bring_every_word_to_its_count(spoken: list[str], least: int) -> None:
     words, texts = ["river", "house", "stone", "tree"], [" ".join(spoken)]
     rows = rows_of_rare_words(words, texts, least, seed=1)
-    counts = [sum(words_of(text).count(word) for text in [*texts, *rows]) for word in words]
+    counts = [sum(units_of(text).count(word) for text in [*texts, *rows]) for word in words]
     assert all(count >= least for count in counts)
-
-
-WORDS = st.lists(st.sampled_from(["a", "b", "c"]), max_size=6)
-
-
-@given(WORDS, WORDS)
-def test_word_errors(wanted: list[str], heard: list[str]) -> None:
-    errors = word_errors(wanted, heard)
-    assert (errors == 0) == (wanted == heard or not wanted)
-    assert min(len(wanted), abs(len(wanted) - len(heard))) <= errors <= len(wanted)
-    assert word_errors(wanted, []) == len(wanted)

@@ -172,14 +172,14 @@ def _read_jsonl(path: Path) -> Iterator[Record]:
 
 
 def _read_manifest(path: Path) -> Iterator[Record]:
-    """Lines ``id|prompt_text|prompt_audio|target_text``; empty lines are skipped."""
+    """Lines ``id|prompt_text|prompt_audio|target_text``; empty lines are skipped, and a recording of the target, as Seed-TTS-eval has."""
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
         place, fields = f"Line {number} of {path}", [field.strip() for field in line.split("|")]
-        if len(fields) != 4 or not all(fields):
+        if len(fields) not in (4, 5) or not all(fields[:4]):
             raise InvalidInputError(f"{place} is not utt|prompt_text|prompt_wav|target_text; correct it.")
-        name, prompt_text, prompt_audio, target_text = fields
+        name, prompt_text, prompt_audio, target_text = fields[:4]
         yield place, {"id": name, "prompt_text": prompt_text, "prompt_audio": prompt_audio, "target_text": target_text}, path.parent
 
 
