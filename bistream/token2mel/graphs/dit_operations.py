@@ -41,7 +41,7 @@ def convolve(x: Tensor, tail: StateRows, previous: Tensor, last: Tensor, page: T
     (tiles, rows, channels), (groups, kernel, _, _) = x.shape, conv.weight.shape
     ends = x[:, rows - (kernel - 1) :]
     head = torch.where((previous >= 0)[:, None, None], ends[previous.clamp(min=0)], tail.read(0, last).flatten(2).to(x.dtype))
-    tail.write(0, page, ends.unflatten(2, (groups, -1)))
+    tail.write(0, page, ends.reshape(*ends.shape[:2], groups, -1))
     taps = torch.cat([head, x], dim=1).unfold(1, kernel, 1).view(tiles, rows, groups, channels // groups, kernel)
     taps = taps.permute(2, 0, 1, 4, 3).reshape(groups, tiles * rows, -1)
     out = torch.baddbmm(conv.bias.view(groups, 1, -1), taps, conv.weight.flatten(1, 2))  # [groups, tiles * rows, channels of a group]

@@ -23,6 +23,7 @@ from bistream.token2mel.cuda.batch import BatchArrays, Bucket, ChunkItemField, R
 from bistream.token2mel.cuda.batch_filling import fill
 from bistream.token2mel.cuda.launches import CudaSolver
 from bistream.token2mel.cuda.launches_few import _Source as Source
+from bistream.token2mel.cuda.launches_many import _Half as ManyHalf
 from bistream.token2mel.cuda.memory import FlowBuffers
 from bistream.token2mel.cuda.tuning import FEW, MANY, FewTiles, tile_sizes
 from bistream.token2mel.cuda.weights import EncoderWeights, pack_encoder
@@ -219,7 +220,9 @@ class FlowBench:
     def half(self, number: int, column: int = 0, block: int = 0) -> Any:
         """The launches of a guidance half, in the middle of ``STEP``, starting at this column of the tails and this transformer block."""
         half = self.solver.estimator._halves[number]
-        half._step, half._tail_column, half._block, half._is_alone = STEP, column, block, False
+        half._step, half._tail_column, half._block = STEP, column, block
+        if isinstance(half, ManyHalf):
+            half._is_alone = False
         return half
 
     def unit(self, number: int) -> Unit:

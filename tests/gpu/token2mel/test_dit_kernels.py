@@ -10,6 +10,7 @@ On a machine without a GPU, in Triton's interpreter:
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -68,10 +69,14 @@ def stored(*shape: int) -> StateRows:
     return StateRows(torch.zeros(*shape, dtype=torch.int8, device=DEVICE), poisoned(*shape[:-1], dtype=torch.float32))
 
 
+def scales_of(rows: StateRows) -> Tensor:
+    assert rows.scales is not None
+    return rows.scales
+
+
 def assert_same_rows(found: StateRows, expected: StateRows, places: Tensor) -> None:
     """Scales agree to a rounding, and with them integers to one, where a number lies between two."""
-    assert found.scales is not None and expected.scales is not None
-    torch.testing.assert_close(found.scales[places], expected.scales[places], rtol=1e-6, atol=0)
+    torch.testing.assert_close(scales_of(found)[places], scales_of(expected)[places], rtol=1e-6, atol=0)
     apart = (found.values[places].int() - expected.values[places].int()).abs()
     assert int(apart.max()) <= 1 and float(apart.float().mean()) < 1e-2
 
@@ -121,12 +126,12 @@ def test_position_convolutions(dtype: torch.dtype, frames: int, dim: int) -> Non
     previous, last, page = _places([-1, 0, 1, -1, 3, -1], [7, 0, 0, 4, 0, 6], [3, 8, 1, 0, 5, 2])
     own = tails[:, :, 16:]
     own.write(0, last[previous < 0], draw.normal(int((previous < 0).sum()), history, 16, width))
-    exact_own = StateRows(own.values.clone(), own.scales.clone())
+    exact_own = StateRows(own.values.clone(), scales_of(own).clone())
     exact = convolve(x.float(), exact_own, previous, last, page, PackedConv(conv.weight.float(), conv.bias.float()))
     found = dit_kernels.convolve(x, own, previous, last, page, conv)
     assert_close(found, exact, BOUNDS[dtype])
     assert_same_rows(own, exact_own, page)
-    assert_untouched(tails.scales[:, :, :16], own.scales[[9, 10, 11]])
+    assert_untouched(scales_of(tails)[:, :, :16], scales_of(own)[[9, 10, 11]])
 
 
 @TYPES
@@ -138,6 +143,7 @@ def test_the_residual_stream_advances(dtype: torch.dtype, dim: int) -> None:
     gate, shift, scale = draw.normal(3, dim)
     (page,), pages = _places([3, 8, 1, 0, 5, 2]), stored(9, 50, dim)
     exact, exact_norm = advance(x, delta.float(), gate=gate, shift=shift, scale=scale)
+    places: dict[str, Any]
     for places in ({}, {"pages": pages, "page": page}):
         stream, normed = dit_kernels.advance(x, delta, gate=gate, shift=shift, scale=scale, **places)
         assert_close(stream, exact, BOUNDS[torch.float32])
@@ -145,7 +151,7 @@ def test_the_residual_stream_advances(dtype: torch.dtype, dim: int) -> None:
     expected = stored(9, 50, dim)
     expected.write(0, page, normed)
     assert_same_rows(pages, expected, page)
-    assert_untouched(pages.scales[[4, 6, 7]])
+    assert_untouched(scales_of(pages)[[4, 6, 7]])
 
 
 def _places(*numbers: list[int]) -> list[Tensor]:
