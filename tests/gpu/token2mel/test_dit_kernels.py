@@ -143,8 +143,8 @@ def test_the_residual_stream_advances(dtype: torch.dtype, dim: int) -> None:
     gate, shift, scale = draw.normal(3, dim)
     (page,), pages = _places([3, 8, 1, 0, 5, 2]), stored(9, 50, dim)
     exact, exact_norm = advance(x, delta.float(), gate=gate, shift=shift, scale=scale)
-    places: dict[str, Any]
-    for places in ({}, {"pages": pages, "page": page}):
+    kept: dict[str, Any] = {"pages": pages, "page": page}
+    for places in ({}, kept):
         stream, normed = dit_kernels.advance(x, delta, gate=gate, shift=shift, scale=scale, **places)
         assert_close(stream, exact, BOUNDS[torch.float32])
         assert_close(normed, exact_norm, BOUNDS[dtype])
