@@ -18,7 +18,7 @@ from tests.unit.text2token.tiny import SPACE
 
 GREEDY = SamplingSpec(temperature=0.0)
 TEXT = list(range(10, 34))  # four blocks and a rest
-MAX_IDS = 700
+MAX_IDS = 500
 
 
 def torch_bench() -> Bench:
