@@ -1,6 +1,6 @@
 """Exports the tier of code that runs each network as a Prometheus gauge on the server's metrics port: ``bistream_tier{stage,tier} 1``.
 
-Called by the ``model.py`` files whose process runs networks. The reason for not using a faster tier is logged, one line per network.
+Called by the ``model.py`` files whose process runs networks. The reason for plain PyTorch is logged, one line per network.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NAME = "bistream_tier"
-DESCRIPTION = "1 for the tier of code (kernels, graphs, plain) that computes a network"  # equal in all processes: one family
+DESCRIPTION = "1 for the tier of code (graphs, plain) that computes a network"  # equal in all processes: one family
 
 
 class TierMetrics:

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
-from bistream.mel2wav.graphs.stage import GraphOptions, GraphVocoderStage
 from bistream.mel2wav.grouping import MAX_BATCH_FRAMES, MAX_PADDING, group_similar
 from bistream.mel2wav.stage import VocoderHop, VocoderStage
 from bistream.types import FloatArray
 from scripts._seam_meter import joints_of, measure_seams
 from tests.formats import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES
 from tests.unit.mel2wav import tiny
+from tests.unit.mel2wav.plain_slots import PlainSlots
 
 SEED = 11
 CUTS = st.lists(st.integers(1, 60), min_size=1, max_size=6)
@@ -34,12 +34,11 @@ def stage(config: RuntimeConfig) -> VocoderStage:
     return VocoderStage(config, tiny.CHECKPOINT)
 
 
-@pytest.fixture(scope="module", params=["plain", "graphs"])
+@pytest.fixture(scope="module", params=[VocoderStage, PlainSlots])
 def any_stage(request: pytest.FixtureRequest, config: RuntimeConfig) -> VocoderStage:
-    """The plain stage, and that of the middle tier, unrecorded, in float32."""
-    if request.param == "plain":
-        return VocoderStage(config, tiny.CHECKPOINT)
-    return GraphVocoderStage(config, tiny.CHECKPOINT, dtype=torch.float32, record=False, options=GraphOptions(backend=None))
+    """The plain stage, and the same with its state in slots."""
+    stage: VocoderStage = request.param(config, tiny.CHECKPOINT)
+    return stage
 
 
 def stream(stage: VocoderStage, mel: torch.Tensor, cuts: Sequence[int], seed: int = SEED) -> list[FloatArray]:
@@ -80,7 +79,7 @@ def test_a_hop_withholds_eight_frames_and_the_last_one_none(any_stage: VocoderSt
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(st.lists(CUTS, min_size=2, max_size=5))
 def test_neighbours_in_a_batch_change_nothing(stage: VocoderStage, sessions: list[list[int]]) -> None:
-    """Of the plain stage; that of the middle tier is equal to it for any sessions (test_graph_stage.py)."""
+    """Of the plain stage; with slots it is equal for any sessions (test_slotted.py)."""
     mels = [tiny.voiced_mel(sum(cuts), seed=index) for index, cuts in enumerate(sessions)]
     alone = [stream(stage, mel, cuts, seed=index) for index, (mel, cuts) in enumerate(zip(mels, sessions, strict=True))]
     states = [stage.open(index) for index in range(len(sessions))]

@@ -12,16 +12,16 @@ from bistream.triton.tier_metrics import NAME, TierMetrics
 from tests.unit.triton.fakes import FakeMetricFamily, FakePbUtils
 
 CHOICES = (
-    TierChoice("language model", Tier.KERNELS, "NVIDIA Test", ()),
-    TierChoice("flow", Tier.GRAPHS, "NVIDIA Test", ("own kernels need 2 frames per token",)),
+    TierChoice("language model", Tier.GRAPHS, "NVIDIA Test", ()),
+    TierChoice("flow", Tier.PLAIN, "NVIDIA Test", ("recorded graphs need 2 frames per token",)),
 )
 
 
 def test_every_choice_is_a_gauge_until_the_model_closes() -> None:
     metrics = TierMetrics(FakePbUtils(), CHOICES)
     assert FakeMetricFamily.shown == [
-        (NAME, {"stage": "language_model", "tier": "kernels"}, 1),
-        (NAME, {"stage": "flow", "tier": "graphs"}, 1),
+        (NAME, {"stage": "language_model", "tier": "graphs"}, 1),
+        (NAME, {"stage": "flow", "tier": "plain"}, 1),
     ]
     metrics.close()
     assert FakeMetricFamily.shown == []
