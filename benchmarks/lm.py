@@ -99,11 +99,11 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--steps", type=int, default=200, help="steps per measurement (default %(default)s)")
-    parser.add_argument("--kernels", default="auto", choices=["auto", "kernels", "graphs", "plain"], help="which tier computes")
+    parser.add_argument("--kernels", default="auto", choices=["auto", "graphs", "plain"], help="which tier computes")
     parser.add_argument("--out", help="also write the result to this file")
     options = parser.parse_args()
     config, (device, dtype) = SIZES[options.size], device_and_dtype(options.device, "auto")
-    tier = choose_tier("language model", options.kernels, device, dtype, graphs_need=graphs_need(config, device), fastest=Tier.GRAPHS).tier
+    tier = choose_tier("language model", options.kernels, device, dtype, graphs_need(config)).tier
     most = max(*options.rows, 32)
     settings = EngineSettings(
         max_sessions=most, max_rows=most, block_size=BLOCK_SIZES[tier], kv_cache_tokens=most * 1024, max_sequence_ids=2048

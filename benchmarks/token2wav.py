@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--size", choices=sorted(SESSIONS), default="full")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", help="of the flow: auto, float16, bfloat16 or float32")
-    parser.add_argument("--kernels", default="auto", choices=["auto", "kernels", "graphs", "plain"], help="which tier computes")
+    parser.add_argument("--kernels", default="auto", choices=["auto", "graphs", "plain"], help="which tier computes")
     parser.add_argument("--sessions", type=int, nargs="+", help="computed together (default 1 8 64 256, tiny 1 4)")
     parser.add_argument("--repeats", type=int, default=7, help="of the first hops (default %(default)s)")
     parser.add_argument("--out", help="file for the result")

@@ -42,7 +42,7 @@ class RuntimeConfig:
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16: weights and activations of LM and flow
     num_threads: int = 0  # torch and onnxruntime threads of this process; 0 keeps the library's default
-    kernels: str = "auto"  # auto | kernels | graphs | plain: which tier computes the networks (gpu/tier.py)
+    kernels: str = "auto"  # auto | graphs | plain: which tier computes the networks (gpu/tier.py)
     log_level: str = "info"
 
     # Set for the load, by who runs the server (docs/operations.md, sizing)
@@ -91,7 +91,7 @@ class RuntimeConfig:
         is_device = re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", self.device) is not None
         _check(is_device, "device", self.device, "auto, cpu, cuda or cuda:N")
         _check(self.dtype in ("auto", "float32", "bfloat16", "float16"), "dtype", self.dtype, "auto, float32, bfloat16 or float16")
-        _check(self.kernels in ("auto", "kernels", "graphs", "plain"), "kernels", self.kernels, "auto, kernels, graphs or plain")
+        _check(self.kernels in ("auto", "graphs", "plain"), "kernels", self.kernels, "auto, graphs or plain")
         is_head = re.fullmatch(r"auto|none|\d{1,4},\d{1,4}", self.text_position_head) is not None
         _check(is_head, "text_position_head", self.text_position_head, "auto, none, or a layer and a head such as 2,0")
         for name in ("speech_tokenizer", "speaker_encoder"):

@@ -17,10 +17,10 @@ def obstacle(absent: Sequence[str], capability: tuple[int, int] | None, needed: 
         return f"The GPU tests need {', '.join(absent)}, which {sys.executable} lacks; set PYTHON_GPU to a Python that has them."
     number = ".".join(map(str, needed))
     if capability is None:
-        return f"The GPU tests need a CUDA GPU of compute capability {number}, and torch finds none; run them on a host that has one."
-    if capability != needed:
+        return f"The GPU tests need a CUDA GPU of compute capability {number} or later, and torch finds none; choose another host."
+    if capability < needed:
         found = ".".join(map(str, capability))
-        return f"The GPU tests need a GPU of compute capability {number}, and this one has {found}; run them on another host."
+        return f"The GPU tests need a GPU of compute capability {number} or later, and this one has {found}; run them on another host."
     return ""
 
 
@@ -31,7 +31,7 @@ def main() -> int:
     if not absent:
         import torch  # noqa: PLC0415  (may be missing)
 
-        from bistream.gpu.tier import KERNELS_CAPABILITY as needed  # noqa: PLC0415
+        from bistream.gpu.tier import CAPABILITY as needed  # noqa: PLC0415
 
         capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
     sentence = obstacle(absent, capability, needed)

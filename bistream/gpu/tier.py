@@ -1,8 +1,8 @@
-"""Chooses the tier of code that computes a network: our own kernels, recorded graphs, or plain PyTorch. Nothing else decides it.
+"""Chooses the tier of code that computes a network: recorded graphs or plain PyTorch. Nothing else decides it.
 
-``kernels``  our Triton and Gluon kernels in recorded CUDA graphs, on GPUs of compute capability 9.0 (Hopper), with Triton 3.6
-``graphs``   library code, plain Triton kernels or both in recorded CUDA graphs, on every CUDA GPU that a stage's needs admit
-``plain``    the PyTorch networks: for the CPU, for float32, and as the reference that the other tiers are tested against
+``graphs``  recorded CUDA graphs, of Triton kernels, library code or both: in 16 bit, on GPUs from compute capability 8.0 on, for the sizes
+            that a stage's kernels know
+``plain``   the PyTorch networks: for the CPU, for float32, for all other sizes, and as the reference that the graphs are tested against
 
 The parameter ``kernels`` requests one of them; ``auto`` takes the first that can serve.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -22,27 +23,21 @@ from bistream.gpu.device import device_name
 
 _log = logging.getLogger(__name__)
 
-KERNELS_CAPABILITY = (9, 0)  # shared memory, matrix instructions and bulk copies that our kernels are written for
-# Gluon is experimental: 3.7 renames what the kernels call (``gl.thread_barrier``), so none of them compiles there. PyTorch 2.11 brings 3.6.
-KERNELS_TRITON = "3.6"
+CAPABILITY = (8, 0)  # Triton has no matrix instructions for older GPUs
+OLDEST_TRITON, NEWEST_TRITON = (3, 4), (3, 7)  # all kernels compile with each of them; PyTorch 2.11 brings 3.6
 
 
 class Tier(Enum):
-    KERNELS = "kernels"
     GRAPHS = "graphs"
     PLAIN = "plain"
 
 
-_NAMES = {
-    Tier.KERNELS: "own kernels in recorded CUDA graphs",
-    Tier.GRAPHS: "recorded graphs",
-    Tier.PLAIN: "plain PyTorch",
-}
+_NAMES = {Tier.GRAPHS: "recorded graphs", Tier.PLAIN: "plain PyTorch"}
 
 
 @dataclass(frozen=True)
 class TierChoice:
-    """tier: what serves ``stage``. reasons: why no faster tier does; empty when it is the fastest or was requested."""
+    """tier: what serves ``stage``. reasons: why no recorded graphs do; empty when they do or plain PyTorch was requested."""
 
     stage: str
     tier: Tier
@@ -61,55 +56,35 @@ class TierChoice:
         return f"{self.stage}: {_NAMES[self.tier]} on {self.device}{reasons}"
 
 
-def choose_tier(
-    stage: str,
-    requested: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    kernels_need: Sequence[str] = (),
-    graphs_need: Sequence[str] = (),
-    fastest: Tier = Tier.KERNELS,
-) -> TierChoice:
+def choose_tier(stage: str, requested: str, device: torch.device, dtype: torch.dtype, needs: Sequence[str] = ()) -> TierChoice:
     """The tier that serves ``stage``; logs the choice in one line.
 
-    requested: the parameter ``kernels`` (auto | kernels | graphs | plain).
-    kernels_need: requirements of our kernels that the network's sizes or dtype do not meet, as noun phrases. graphs_need: those of both.
-    fastest: ``GRAPHS`` for a stage whose recorded graphs launch kernels of their own, which ``kernels`` then requests too.
-    Raises ``ConfigError`` when the requested tier cannot serve.
+    requested: the parameter ``kernels`` (auto | graphs | plain). needs: requirements of the stage's graphs that the network's sizes do not
+    meet, as noun phrases. Raises ``ConfigError`` when the requested tier cannot serve.
     """
-    against_graphs = _against_graphs(device, dtype) or tuple(f"recorded graphs need {need}" for need in graphs_need)
-    against_kernels = against_graphs or _against_kernels(device, kernels_need)
-    against = {Tier.KERNELS: against_kernels, Tier.GRAPHS: against_graphs, Tier.PLAIN: ()}
-    if fastest is Tier.GRAPHS:
-        del against[Tier.KERNELS]
-        against_kernels = ()
-    if requested == "auto":
-        tier = next(tier for tier in against if not against[tier])
-        reasons = against_kernels if tier is Tier.GRAPHS else against_graphs
-    else:
-        tier, reasons = max(Tier(requested), fastest, key=list(Tier).index), ()
-        if against[tier]:
-            raise ConfigError(f"Parameter 'kernels' is {requested!r}, but {stage}: {'; '.join(against[tier])}; set it to auto.")
-    choice = TierChoice(stage, tier, device_name(device), reasons)
+    against = () if requested == Tier.PLAIN.value else _against_graphs(device, dtype, needs)
+    if requested == Tier.GRAPHS.value and against:
+        raise ConfigError(f"Parameter 'kernels' is {requested!r}, but {stage}: {'; '.join(against)}; set it to auto.")
+    tier = Tier.PLAIN if against or requested == Tier.PLAIN.value else Tier.GRAPHS
+    choice = TierChoice(stage, tier, device_name(device), against)
     _log.info("%s", choice.sentence)
     return choice
 
 
-def _against_graphs(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
+def _against_graphs(device: torch.device, dtype: torch.dtype, needs: Sequence[str]) -> tuple[str, ...]:
     if device.type != "cuda":
         return ("recorded graphs need a CUDA GPU",)
-    if dtype == torch.float32:
-        return ("recorded graphs need a 16-bit dtype",)
-    return ()
-
-
-def _against_kernels(device: torch.device, kernels_need: Sequence[str]) -> tuple[str, ...]:
-    reasons = [f"own kernels need {need}" for need in kernels_need]
-    if torch.cuda.get_device_capability(device) != KERNELS_CAPABILITY:
-        reasons.insert(0, "own kernels need compute capability {}.{}".format(*KERNELS_CAPABILITY))
-    elif ".".join((found := _triton_version()).split(".")[:2]) != KERNELS_TRITON:
-        reasons.insert(0, f"own kernels need Triton {KERNELS_TRITON} (PyTorch 2.11), and {found or 'none'} is installed")
-    return tuple(reasons)
+    found = _triton_version()
+    version = re.match(r"(\d+)\.(\d+)", found)
+    rules = (
+        (dtype != torch.float32, "a 16-bit dtype"),
+        (torch.cuda.get_device_capability(device) >= CAPABILITY, "compute capability {}.{}".format(*CAPABILITY)),
+        (
+            version is not None and OLDEST_TRITON <= (int(version[1]), int(version[2])) <= NEWEST_TRITON,
+            "Triton {}.{} to {}.{}, and {} is installed".format(*OLDEST_TRITON, *NEWEST_TRITON, found or "none"),
+        ),
+    )
+    return tuple(f"recorded graphs need {need}" for need in (*(text for good, text in rules if not good), *needs))
 
 
 def _triton_version() -> str:

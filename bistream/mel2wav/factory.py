@@ -1,5 +1,5 @@
-"""Chooses the vocoder stage: the only module that asks which vocoder a checkpoint has, and the only one outside ``cuda/`` and ``graphs/``
-that imports them, where they can run. The causal vocoder (``causal/``) has no kernels of its own.
+"""Chooses the vocoder stage: the only module that asks which vocoder a checkpoint has, and the only one outside ``cuda/`` and
+``causal/graphs/`` that imports them, where they can run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bistream.mel2wav.causal import weights as causal_weights
 from bistream.mel2wav.causal.noise import reference_noise
 from bistream.mel2wav.causal.stage import CausalVocoderStage
 from bistream.mel2wav.frames import check_frames
-from bistream.mel2wav.sizes import kernels_need
+from bistream.mel2wav.sizes import graphs_need
 from bistream.mel2wav.stage import VocoderStage
 from bistream.mel2wav.vocoder import Vocoder
 
@@ -29,34 +29,27 @@ def vocoder_tier(config: RuntimeConfig, checkpoint: CheckpointConfig) -> TierCho
     """The tier for ``config.kernels``, the device and the network's sizes. Raises ``ConfigError`` when the requested tier cannot serve."""
     dtype = torch.float32 if config.dtype == "float32" else torch.float16
     device, sizes = resolve_device(config.device), checkpoint.vocoder
-    if isinstance(sizes, CausalVocoderConfig):
-        return choose_tier("vocoder", config.kernels, device, dtype, kernels_need=("a vocoder of symmetric convolutions",))
-    return choose_tier("vocoder", config.kernels, device, dtype, kernels_need(sizes))
+    needs = () if isinstance(sizes, CausalVocoderConfig) else graphs_need(sizes)
+    return choose_tier("vocoder", config.kernels, device, dtype, needs)
 
 
 def make_vocoder(config: RuntimeConfig, checkpoint: CheckpointConfig, choice: TierChoice | None = None) -> Vocoder:
     """The stage of ``choice`` (None: of ``vocoder_tier``), ready to serve. Raises ``ConfigError``, ``CheckpointError``."""
     check_frames(checkpoint.family)
     choice = choice or vocoder_tier(config, checkpoint)
-    if choice.tier is Tier.KERNELS:
-        from bistream.mel2wav.cuda.runner import CudaVocoderStage  # noqa: PLC0415  (imports triton)
-
-        stage = CudaVocoderStage(config, checkpoint)
-        stage.record()
-        return stage
-    if choice.tier is Tier.GRAPHS and isinstance(checkpoint.vocoder, CausalVocoderConfig):
-        from bistream.mel2wav.graphs.causal_stage import CausalGraphStage  # noqa: PLC0415  (imports the compiler)
+    if choice.tier is Tier.PLAIN:
+        return make_plain(config, checkpoint)
+    if isinstance(checkpoint.vocoder, CausalVocoderConfig):
+        from bistream.mel2wav.causal.graphs.stage import CausalGraphStage  # noqa: PLC0415  (imports the compiler)
 
         causal = CausalGraphStage(config, checkpoint.vocoder, _make_causal(config, checkpoint))
         causal.record()
         return causal
-    if choice.tier is Tier.GRAPHS:
-        from bistream.mel2wav.graphs.stage import GraphVocoderStage  # noqa: PLC0415  (imports the compiler)
+    from bistream.mel2wav.cuda.runner import CudaVocoderStage  # noqa: PLC0415  (imports triton)
 
-        graphs = GraphVocoderStage(config, checkpoint)
-        graphs.record()
-        return graphs
-    return make_plain(config, checkpoint)
+    stage = CudaVocoderStage(config, checkpoint)
+    stage.record()
+    return stage
 
 
 def make_plain(config: RuntimeConfig, checkpoint: CheckpointConfig) -> VocoderStage | CausalVocoderStage:

@@ -28,7 +28,7 @@ def spectrum_width(config: VocoderConfig) -> int:
     return 2 << (config.istft_n_fft // 2).bit_length()
 
 
-def kernels_need(config: VocoderConfig) -> tuple[str, ...]:
+def graphs_need(config: VocoderConfig) -> tuple[str, ...]:
     """Requirements of the kernels that these sizes do not meet, as noun phrases; empty for CosyVoice2-0.5B."""
     rules = (
         (config.in_channels == MEL_BINS, f"{MEL_BINS} mel bins"),

@@ -1,4 +1,4 @@
-"""A vocoder stage with session state in slots on the device, so that calls of fixed sizes can be recorded. Base of ``cuda`` and ``graphs``.
+"""A vocoder stage with session state in slots on the device, so that calls of fixed sizes can be recorded. Base of ``cuda``.
 
 The host decides which sessions share a call, what each row does and how far each session has advanced; a subclass computes the call
 on the device in ``_compute``. Offline synthesis, and calls larger than the largest bucket, run on the plain network.

@@ -143,7 +143,7 @@ FLOW_PAGES = _gauge(
     "Pages of flow state: held by sessions and voices, reserved for sessions, or free",
     state=("used", "reserved", "free"),
 )
-VOCODER_SLOTS = _gauge("vocoder_slots", "Slots of vocoder state (tiers kernels and graphs)", state=("used", "free"))
+VOCODER_SLOTS = _gauge("vocoder_slots", "Slots of vocoder state (tier graphs)", state=("used", "free"))
 
 # Every model
 THREADS = _gauge("threads", "Python threads of a model's processes", model=())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from bistream.checkpoints.config import LanguageModelConfig
 
 MOST_SPECIALS = 63  # ids that end a turn: one bit each in an int64 that ``begin_turns`` reads
@@ -13,13 +11,9 @@ MOST_HIDDEN = 1024  # a chunk of a sum is then 128 columns
 UNIT = 16  # of widths: columns of the matrix instruction
 
 
-def graphs_need(config: LanguageModelConfig, device: torch.device) -> tuple[str, ...]:
-    """Unmet requirements, as noun phrases; empty for the released models on GPUs from compute capability 8.0 on.
-
-    For 7.5 Triton has no matrix instructions.
-    """
+def graphs_need(config: LanguageModelConfig) -> tuple[str, ...]:
+    """Requirements that these sizes do not meet, as noun phrases; empty for the released models."""
     rules = (
-        (device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0), "compute capability 8.0"),
         (config.head_size in HEAD_SIZES, "a head size of 16, 32, 64 or 128"),
         (config.num_attention_heads // config.num_key_value_heads <= MOST_SHARE, "at most 16 query heads per key/value head"),
         (config.hidden_size % UNIT == 0 and config.intermediate_size % UNIT == 0, "widths that are multiples of 16"),

@@ -50,7 +50,7 @@ def _best_dtype(device: torch.device) -> torch.dtype:
 def language_model_tier(config: RuntimeConfig, sizes: LanguageModelConfig) -> TierChoice:
     """The tier for ``config.kernels``, the device and the network's sizes. Raises ``ConfigError`` if the requested one cannot serve."""
     device, dtype = device_and_dtype(config.device, config.dtype)
-    return choose_tier("language model", config.kernels, device, dtype, graphs_need=graphs_need(sizes, device), fastest=Tier.GRAPHS)
+    return choose_tier("language model", config.kernels, device, dtype, graphs_need(sizes))
 
 
 def load_step_runner(config: RuntimeConfig, sizes: LanguageModelConfig, tier: Tier) -> StepRunner:

@@ -1,7 +1,7 @@
 """Chooses the network of a flow stage, its tier, its pages and its runner: the only module that asks which flow a checkpoint has, and
-the only one outside ``cuda/`` and ``graphs/`` that imports them.
+the only one outside ``cuda/`` and ``dit/graphs/`` that imports them, where they can run.
 
-Runners are imported only where they can run. The DiT (``dit/``) has no kernels of its own.
+``cuda/`` has the recorded graphs of the U-Net, ``dit/graphs/`` those of the DiT.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from bistream.config import RuntimeConfig
 from bistream.families.registry import YAML_NAMES
 from bistream.gpu.fidelity import facts_of
 from bistream.gpu.tier import Tier, TierChoice, choose_tier
-from bistream.store.fingerprint import Fingerprint
 from bistream.token2mel import pages as unet_pages
 from bistream.token2mel import weights as unet_weights
 from bistream.token2mel.batching import Buckets
@@ -24,11 +23,10 @@ from bistream.token2mel.dit import weights as dit_weights
 from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.pages import DitPages
 from bistream.token2mel.flow import FlowModel, FlowNetwork
-from bistream.token2mel.graphs.batch import rows_per_page, scratch_page_count, whole_pages
 from bistream.token2mel.paged_memory import StatePages
 from bistream.token2mel.pages import FlowPages
 from bistream.token2mel.runner import FlowRunner
-from bistream.token2mel.sizes import dit_kernels_need, kernels_need
+from bistream.token2mel.sizes import dit_graphs_need, unet_graphs_need
 
 
 def load_network(model_dir: str | Path, sizes: FlowConfig, device: torch.device, dtype: torch.dtype) -> FlowModel:
@@ -53,26 +51,18 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 def flow_tier(config: RuntimeConfig, sizes: FlowConfig, device: torch.device, dtype: torch.dtype) -> TierChoice:
     """The tier for ``config.kernels``, the device and the network's sizes. Raises ``ConfigError`` when the requested one is unavailable."""
     if isinstance(sizes, DitFlowConfig):
-        needs = dit_kernels_need(sizes.dit)
-        return choose_tier("flow", config.kernels, device, dtype, kernels_need=("a flow with a U-Net",), graphs_need=needs)
-    return choose_tier("flow", config.kernels, device, dtype, kernels_need(sizes))
+        return choose_tier("flow", config.kernels, device, dtype, dit_graphs_need(sizes.dit))
+    return choose_tier("flow", config.kernels, device, dtype, unet_graphs_need(sizes))
 
 
-def flow_page_bytes(tier: Tier, sizes: FlowConfig, dtype: torch.dtype) -> int:
+def flow_page_bytes(sizes: FlowConfig, dtype: torch.dtype) -> int:
     """Bytes of one page of ``make_pages``."""
-    if isinstance(sizes, DitFlowConfig):
-        return dit_pages.page_bytes(sizes, dtype)
-    return unet_pages.page_bytes(sizes, dtype, rows_per_page(sizes) if tier is Tier.GRAPHS else None)
+    return dit_pages.page_bytes(sizes, dtype) if isinstance(sizes, DitFlowConfig) else unet_pages.page_bytes(sizes, dtype)
 
 
-def make_pages(tier: Tier, sizes: FlowConfig, pages: int, dtype: torch.dtype, device: torch.device) -> StatePages:
-    """pages: how many fit into memory, those that the tier itself needs included."""
-    if isinstance(sizes, DitFlowConfig):
-        return DitPages(sizes, pages, dtype, device)
-    if tier is not Tier.GRAPHS:
-        return FlowPages(sizes, pages, dtype, device)
-    scratch = scratch_page_count(pages)
-    return FlowPages(sizes, max(1, whole_pages(pages) - scratch), dtype, device, rows_per_page(sizes), scratch)
+def make_pages(sizes: FlowConfig, pages: int, dtype: torch.dtype, device: torch.device) -> StatePages:
+    """pages: how many fit into memory."""
+    return DitPages(sizes, pages, dtype, device) if isinstance(sizes, DitFlowConfig) else FlowPages(sizes, pages, dtype, device)
 
 
 def make_runner(tier: Tier, config: RuntimeConfig, network: FlowModel, pages: StatePages | None) -> FlowRunner:
@@ -81,26 +71,16 @@ def make_runner(tier: Tier, config: RuntimeConfig, network: FlowModel, pages: St
     if tier is Tier.PLAIN or pages is None:
         return FlowRunner(network, pages, left, None if network.device.type == "cpu" else Buckets())
     if isinstance(network, DitFlow) and isinstance(pages, DitPages):
-        from bistream.token2mel.graphs.dit_runner import DitGraphRunner  # noqa: PLC0415
+        from bistream.token2mel.dit.graphs.runner import DitGraphRunner  # noqa: PLC0415
 
         runner = DitGraphRunner(network, pages, left, interruptible=interruptible)
         runner.record()
         return runner
     assert isinstance(network, FlowNetwork) and isinstance(pages, FlowPages)
+    from bistream.token2mel.cuda.runner import CudaFlowRunner  # noqa: PLC0415  (imports triton)
+
     files, steps = (unet_weights.FILE_NAME, *YAML_NAMES), str(network.config.n_timesteps)
     facts = facts_of(config.model_dir, files, network.device, network.dtype, solver_steps=steps)
-    return _recorded_runner(tier, network, pages, left, interruptible, facts)
-
-
-def _recorded_runner(tier: Tier, network: FlowNetwork, pages: FlowPages, left: int, interruptible: bool, facts: Fingerprint) -> FlowRunner:
-    if tier is Tier.KERNELS:
-        from bistream.token2mel.cuda.runner import CudaFlowRunner  # noqa: PLC0415  (imports triton)
-
-        runner = CudaFlowRunner(network, pages, left, interruptible=interruptible, facts=facts)
-        runner.record()
-        return runner
-    from bistream.token2mel.graphs.runner import GraphFlowRunner  # noqa: PLC0415  (imports flex_attention)
-
-    graph_runner = GraphFlowRunner(network, pages, left, interruptible=interruptible)
-    graph_runner.record()
-    return graph_runner
+    unet_runner = CudaFlowRunner(network, pages, left, interruptible=interruptible, facts=facts)
+    unet_runner.record()
+    return unet_runner

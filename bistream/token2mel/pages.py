@@ -8,9 +8,8 @@ One page is the state of one complete chunk of 25 tokens (50 frames), for every 
     upsampling tail     the last two token frames before upsampling           [page, 2, width]
 
 At full size in 16 bit that is 30.1 MB per second of audio (28.7 + 0.7 + 0.7), against 115 MB with keys and values of the
-estimator. The tier ``graphs`` gives a page of estimator context 64 rows instead of 50, 38.1 MB in all. ``ZERO_PAGE`` is the zero
-padding of convolutions and tables. A page is written as a whole before it is read, so a page that held another session's state
-needs no clearing.
+estimator. ``ZERO_PAGE`` is the zero padding of convolutions and tables. A page is written as a whole before it is read, so a page that
+held another session's state needs no clearing.
 """
 
 from __future__ import annotations
@@ -33,41 +32,28 @@ HOST_MEMORY_BYTES = 8 * 2**30  # assumed for a desktop; the system commits memor
 class FlowPages:
     """The tensors that page numbers index (``paged_memory.StatePages``).
 
-    total: pages that can be owned. scratch: numbers of additional pages, for state that a batch reads while it runs but that is not kept.
-    context_rows: ``context`` with all rows of its pages, which may exceed a chunk's frames (``rows_per_page``); the extra rows are zeros.
+    total: pages that can be owned.
     """
 
     conv_history = CONV_HISTORY_FRAMES
 
-    def __init__(
-        self,
-        config: FlowConfig,
-        pages: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        rows_per_page: int | None = None,
-        scratch_pages: int = 0,
-    ) -> None:
+    def __init__(self, config: FlowConfig, pages: int, dtype: torch.dtype, device: torch.device) -> None:
         encoder, estimator = config.encoder, config.estimator
         self.chunk_tokens = encoder.static_chunk_size
         self.chunk_frames = estimator.static_chunk_size
         self.token_layers = encoder.num_blocks
         self.total = pages
-        self.scratch = range(FIRST_PAGE + pages, FIRST_PAGE + pages + scratch_pages)
-        steps, rows = config.n_timesteps, self.scratch.stop
-        page_rows = rows_per_page or self.chunk_frames
+        steps, rows = config.n_timesteps, FIRST_PAGE + pages
         width = encoder.output_size
         shapes = {
-            "context": (steps, block_count(estimator), GUIDANCE_ROWS, rows, page_rows, estimator.channels[0]),
+            "context": (steps, block_count(estimator), GUIDANCE_ROWS, rows, self.chunk_frames, estimator.channels[0]),
             "tail": (steps, GUIDANCE_ROWS, rows, CONV_HISTORY_FRAMES, sum(conv_inputs(estimator))),
             "token_keys_values": (encoder.num_blocks, rows, self.chunk_tokens, 2 * width),
             "frame_keys_values": (encoder.num_up_blocks, rows, self.chunk_frames, 2 * width),
             "upsample_tail": (rows, UPSAMPLE_HISTORY_TOKENS, width),
         }
         tensors = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
-        self.context_rows = tensors["context"]
-        self.context_rows[..., self.chunk_frames :, :].zero_()
-        self.context = self.context_rows[..., : self.chunk_frames, :]
+        self.context = tensors["context"]
         self.tail = tensors["tail"]
         self.token_keys_values = tensors["token_keys_values"]
         self.frame_keys_values = tensors["frame_keys_values"]
@@ -89,11 +75,11 @@ class FlowPages:
         return UNetMemory(self, tables)
 
 
-def page_bytes(config: FlowConfig, dtype: torch.dtype, rows_per_page: int | None = None) -> int:
-    """Bytes of one page (one second of audio). rows_per_page: of the estimator's context, if more than a chunk's frames."""
+def page_bytes(config: FlowConfig, dtype: torch.dtype) -> int:
+    """Bytes of one page (one second of audio)."""
     encoder, estimator = config.encoder, config.estimator
     chunk_tokens, chunk_frames = encoder.static_chunk_size, estimator.static_chunk_size
-    context = block_count(estimator) * (rows_per_page or chunk_frames) * estimator.channels[0]
+    context = block_count(estimator) * chunk_frames * estimator.channels[0]
     tail = CONV_HISTORY_FRAMES * sum(conv_inputs(estimator))
     keys_values = 2 * encoder.output_size * (encoder.num_blocks * chunk_tokens + encoder.num_up_blocks * chunk_frames)
     upsample = UPSAMPLE_HISTORY_TOKENS * encoder.output_size

@@ -1,4 +1,4 @@
-"""Sizes that the flow's networks fix, and those that its CUDA kernels require. No torch."""
+"""Sizes that the flow's networks fix, and those that their recorded graphs require. No torch."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def form_offset(tokens: Count, ratio: int) -> Count:
     return ratio * tokens * (tokens - 1) // 2
 
 
-def kernels_need(config: FlowConfig) -> tuple[str, ...]:
-    """Requirements of the kernels that these sizes do not meet, as noun phrases; empty for CosyVoice2-0.5B."""
+def unet_graphs_need(config: FlowConfig) -> tuple[str, ...]:
+    """Requirements of the U-Net's kernels that these sizes do not meet, as noun phrases; empty for CosyVoice2-0.5B."""
     encoder, estimator = config.encoder, config.estimator
     head = encoder.output_size // encoder.attention_heads
     powers = all(size & (size - 1) == 0 for size in (encoder.output_size, head))
@@ -38,7 +38,7 @@ def kernels_need(config: FlowConfig) -> tuple[str, ...]:
     return tuple(text for good, text in rules if not good)
 
 
-def dit_kernels_need(config: DitConfig) -> tuple[str, ...]:
-    """The same of the DiT's kernels, without which it runs plainly."""
+def dit_graphs_need(config: DitConfig) -> tuple[str, ...]:
+    """The same of the DiT's kernels."""
     sizes = {"heads": config.dim_head, "groups of the position convolutions": config.dim // DIT_CONV_GROUPS}
     return tuple(f"{name} of 16, 32, 64 or 128 channels" for name, size in sizes.items() if size not in (16, 32, 64, 128))

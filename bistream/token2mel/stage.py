@@ -122,7 +122,7 @@ class FlowStage:
         choice = flow_tier(config, self.config, self.device, self.dtype) if incremental else None
         self.tiers = () if choice is None else (choice,)
         tier = Tier.PLAIN if choice is None else choice.tier
-        self.page_bytes = flow_page_bytes(tier, self.config, self.dtype)
+        self.page_bytes = flow_page_bytes(self.config, self.dtype)
         self.page_s = page_s = self.chunk_tokens / self.config.tokens_per_second
         claimed = language_model_bytes(checkpoint.language_model, config.shared_kv_cache_tokens) if self.device.type == "cuda" else 0
         available = available_bytes(*memory_bytes(self.device), claimed)
@@ -131,7 +131,7 @@ class FlowStage:
         total = 0
         if incremental:
             total = state_pages(config.flow_state_mb, self.page_bytes, page_s, config.max_sessions, available, session_s)
-        self.pages = make_pages(tier, self.config, total, self.dtype, self.device) if incremental else None
+        self.pages = make_pages(self.config, total, self.dtype, self.device) if incremental else None
         self.pool = PagePool(self.pages.total if self.pages else 0)
         with phase(f"flow: {tier.value}"):
             self.runner = make_runner(tier, config, network, self.pages)

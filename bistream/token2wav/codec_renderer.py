@@ -103,7 +103,7 @@ class CodecRenderer:
             shares_batches=device.type != "cpu",  # matrix libraries of CPUs sum by the shape of a product
         )
         dtype = torch.bfloat16 if network.tf32 else torch.float32  # TF32 counts as 16 bit
-        tier = choose_tier("codec", config.kernels, device, dtype, kernels_need=("a flow",))
+        tier = choose_tier("codec", config.kernels, device, dtype)
         with phase("codec: recording"):
             decoder = SpeechDecoder(network, records=tier.tier is Tier.GRAPHS)
         return cls(network, decoder, sizes, tier)

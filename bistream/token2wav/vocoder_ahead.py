@@ -1,7 +1,7 @@
 """At the first start on a machine, the vocoder's recorded graphs are made in a process of their own while this one makes the flow's.
 
 What takes long is PyTorch's compiler (Inductor), one function after the other, 20 to 44 s. What the process has compiled stays in its
-cache on disk, where this one finds it. Only the tier ``graphs`` needs it: own kernels are compiled in parallel by ``gpu/compile_ahead``.
+cache on disk, where this one finds it. Only the causal vocoder's graphs need it: Triton kernels are compiled by ``gpu/compile_ahead``.
 
     python -m bistream.token2wav.vocoder_ahead < SETTINGS        the fields of ``RuntimeConfig`` as JSON; called by ``compiling``
 """
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bistream.checkpoints.config import CheckpointConfig
+from bistream.checkpoints.config import CausalVocoderConfig, CheckpointConfig
 from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.gpu.device import device_name, resolve_device
@@ -37,7 +37,8 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 @contextmanager
 def compiling(config: RuntimeConfig, checkpoint: CheckpointConfig, choice: TierChoice) -> Iterator[None]:
     """Inside, the process runs, where it is of use; after it, what it could compile is compiled. config, choice: of the vocoder."""
-    marker = _marker(config, checkpoint) if choice.tier is Tier.GRAPHS else None
+    is_of_use = choice.tier is Tier.GRAPHS and isinstance(checkpoint.vocoder, CausalVocoderConfig)
+    marker = _marker(config, checkpoint) if is_of_use else None
     process = None if marker is None or marker.is_file() else _start(config)
     if marker is None or process is None:
         yield
@@ -58,7 +59,7 @@ def compiling(config: RuntimeConfig, checkpoint: CheckpointConfig, choice: TierC
 
 def _marker(config: RuntimeConfig, checkpoint: CheckpointConfig) -> Path:
     """Beside what is compiled: whoever empties Inductor's cache removes it, too."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir  # noqa: PLC0415  (loads the compiler, which this tier needs)
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # noqa: PLC0415  (loads the compiler, which these graphs need)
 
     facts = {"sizes": repr(checkpoint.vocoder), "GPU": device_name(resolve_device(config.device)), "code": code_hash()}
     return Path(cache_dir()) / f"bistream-vocoder-{Fingerprint({**facts, **versions('torch', 'triton')}).digest}.compiled"

@@ -1,4 +1,4 @@
-"""Batches of hops in turns, step by step, for the tests of both graph tiers."""
+"""Batches of hops in turns, step by step, for the tests of both flows."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-    pytest.skip("needs a Hopper GPU", allow_module_level=True)
+if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
+    pytest.skip("needs a GPU of compute capability 8.0", allow_module_level=True)
 
 from bistream.token2mel.cuda.batch import Bucket
 from bistream.token2mel.cuda.runner import CudaFlowRunner

@@ -26,8 +26,8 @@ from tests.unit.mel2wav.tiny import random_state as vocoder_state
 from tests.unit.token2mel.random_weights import random_state as flow_state
 
 pytest.importorskip("triton")
-if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-    pytest.skip("needs a Hopper GPU", allow_module_level=True)
+if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
+    pytest.skip("needs a GPU of compute capability 8.0", allow_module_level=True)
 
 from bistream.mel2wav.cuda.runner import CudaVocoderStage
 from bistream.token2mel.cuda import tuning

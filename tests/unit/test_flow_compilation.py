@@ -1,39 +1,38 @@
-"""The kernels of CosyVoice2's flow compile for every generation of GPU from 8.0 on, at full size, within the shared memory that it has.
+"""The kernels of CosyVoice2's flow compile for every generation of GPU, at full size, within the shared memory that it has.
 
-On a machine without a GPU, see ``test_kernel_compilation``:
-
-    PYTHONPATH=build/triton_compiler .venv/bin/python -m pytest tests/unit/test_flow_compilation.py -m slow
+On a machine without a GPU: ``kernel_compiler`` says how.
 """
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="the compiler alone is enough: see the module")
+from bistream.token2mel import weights
+from bistream.token2mel.pages import FlowPages
+from scripts.make_checkpoint import FULL
 
-from triton.runtime import driver
+pytest.importorskip("triton", reason="the compiler alone is enough: see kernel_compiler")
 
-from bistream.gpu.compile_ahead import wanted_by
-from tests.unit.test_graph_kernel_compilation import SHARED_KIB, AnyGpu, compiled
-from tests.unit.test_kernel_compilation import flow, no_gpu
+from bistream.token2mel.cuda.runner import CudaFlowRunner
+from bistream.token2mel.cuda.tuning import BUCKETS
+from tests.unit.kernel_compiler import CPU, SHARED_KIB, names_that_compile_and_fit, simulate
 
-__all__ = ["no_gpu"]
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-@pytest.mark.parametrize("capability", [80, 86, 89, 90, 120])
-def test_they_compile_and_fit(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = SimpleNamespace(
-        multi_processor_count=40, shared_memory_per_block_optin=SHARED_KIB[capability] * 1024, major=capability // 10, minor=capability % 10
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
-    driver.set_active(AnyGpu(capability))
-    wanted = wanted_by(flow(monkeypatch))
-    assert {one.name for one in wanted} >= {"query_few", "attend_few", "join_few", "feed_forward_few", "window_few"}
-    for one in wanted:
-        if one.name.endswith("_few"):
-            assert compiled(one).metadata.shared <= SHARED_KIB[capability] * 1024, one.name
+@pytest.mark.parametrize("capability", SHARED_KIB)
+def test_they_compile_and_fit(capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    simulate(capability, monkeypatch, tmp_path)
+    sizes: Any = FULL.checkpoint.flow
+    state = {key: torch.zeros(shape) for key, shape in weights.expected_shapes(sizes).items()}
+    network = weights.build_network(state, sizes, CPU, torch.float16)
+    buckets = (*BUCKETS[:4], BUCKETS[-1])  # one of each tuning
+    runner = CudaFlowRunner(network, FlowPages(sizes, 20, torch.float16, CPU), 0, buckets, interruptible=True)
+    assert names_that_compile_and_fit(runner._launch_all, capability) >= {
+        *("query_few", "attend_few", "join_few", "feed_forward_few", "window_few"),
+        *("attend_pages", "add_rows", "fold_query", "linear", "norm_rows", "window_linear", "finish_step"),
+    }

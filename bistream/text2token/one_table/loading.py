@@ -63,8 +63,7 @@ def load_model(config: RuntimeConfig, sizes: OneTableConfig, family: Family, rec
         weights = build_weights(load_state(config.model_dir, family.text_directory), sizes, device, torch.float32)
     if config.dtype == "auto" and dtype != torch.float32:
         dtype = _within_bounds(config, sizes, family, weights, dtype)
-    needs = graphs_need(sizes, device)
-    tier = choose_tier("language model", config.kernels, device, dtype, graphs_need=needs, fastest=Tier.GRAPHS)
+    tier = choose_tier("language model", config.kernels, device, dtype, graphs_need(sizes))
     settings = settings_of(
         replace(config, max_session_tokens=min(config.max_session_tokens, sizes.longest_sequence)), sizes, BLOCK_SIZES[tier.tier]
     )

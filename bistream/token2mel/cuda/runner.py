@@ -34,6 +34,7 @@ from bistream.token2mel.cuda.tuning import BUCKETS, Tuning, tile_sizes, tuning_o
 from bistream.token2mel.cuda.weights import pack_encoder
 from bistream.token2mel.first_step import FIRST_CHUNKS, FirstStep
 from bistream.token2mel.flow import FlowNetwork
+from bistream.token2mel.page_pool import FIRST_PAGE
 from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 from bistream.token2mel.runner import NOT_FINITE, FlowRunner
 from bistream.token2mel.solving import BufferedGroup, FixedBuffers, SpanBatch, SpanGroup, solver_parts
@@ -74,7 +75,7 @@ class CudaFlowRunner(FlowRunner):
         super().__init__(network, pages, left_context_chunks, Buckets())
         self._facts = facts
         config, device = network.config, network.device
-        assert pages.scratch.stop <= 1 << 15, "attention reads the lower half of a page's number"
+        assert FIRST_PAGE + pages.total <= 1 << 15, "attention reads the lower half of a page's number"
         self._flow_pages = pages
         self._buckets = tuple(buckets)
         self._record = record

@@ -18,9 +18,9 @@ import torch
 from bistream.checkpoints.config import CausalVocoderConfig, CheckpointConfig, DitFlowConfig
 from bistream.config import RuntimeConfig
 from bistream.gpu.tier import Tier
+from bistream.mel2wav.causal.graphs.stage import BUCKETS, CausalGraphStage
 from bistream.mel2wav.causal.stage import CausalVocoderStage
 from bistream.mel2wav.factory import make_plain, make_vocoder, vocoder_tier
-from bistream.mel2wav.graphs.causal_stage import BUCKETS, CausalGraphStage
 from bistream.mel2wav.hop_plan import Bucket
 from bistream.mel2wav.stage import VocoderHop
 from bistream.types import FloatArray

@@ -14,7 +14,7 @@ from tests.gpu.checks import DEVICE, INTERPRETED, Draw
 if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("needs a CUDA GPU, or Triton's interpreter", allow_module_level=True)
 
-from bistream.mel2wav.graphs.cuda import layer_memory
+from bistream.mel2wav.causal.graphs.cuda import layer_memory
 
 # the GPU host's torch and triton are not the pinned versions: ignore their warnings
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]

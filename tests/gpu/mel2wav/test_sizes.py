@@ -15,7 +15,7 @@ import torch
 from bistream.checkpoints.config import CheckpointConfig, VocoderConfig
 from bistream.config import RuntimeConfig
 from bistream.gpu.precision import exact_float32
-from bistream.mel2wav.sizes import kernels_need
+from bistream.mel2wav.sizes import graphs_need
 from bistream.mel2wav.stage import VocoderHop, VocoderStage
 from bistream.types import FloatArray
 from tests.gpu.checks import DEVICE, INTERPRETED
@@ -64,7 +64,7 @@ def audio(stage: VocoderStage | CudaVocoderStage) -> list[FloatArray]:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_other_sizes_are_close_to_float32(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert kernels_need(SIZES[name]) == ()
+    assert graphs_need(SIZES[name]) == ()
     checkpoint = CheckpointConfig(vocoder=SIZES[name])
     with tempfile.TemporaryDirectory() as directory, exact_float32():
         torch.save(random_state(SIZES[name]), Path(directory) / "hift.pt")

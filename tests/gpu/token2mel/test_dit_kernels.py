@@ -1,4 +1,4 @@
-"""The DiT's kernels for every CUDA GPU against the plain forms in float32: ``bistream/token2mel/graphs/cuda``.
+"""The DiT's kernels for every CUDA GPU against the plain forms in float32: ``bistream/token2mel/dit/graphs/cuda``.
 
 On a machine without a GPU, in Triton's interpreter:
 
@@ -21,9 +21,9 @@ from tests.gpu.checks import BOUNDS, DEVICE, INTERPRETED, Draw, assert_close, as
 if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("needs a CUDA GPU, or Triton's interpreter", allow_module_level=True)
 
-from bistream.token2mel.graphs.cuda import dit_kernels
-from bistream.token2mel.graphs.dit_attention import Slots, attend_projected, project_context, turns
-from bistream.token2mel.graphs.dit_operations import PackedConv, advance, convolve
+from bistream.token2mel.dit.graphs.attention import Slots, attend_projected, project_context, turns
+from bistream.token2mel.dit.graphs.cuda import launches
+from bistream.token2mel.dit.graphs.operations import PackedConv, advance, convolve
 from bistream.token2mel.state_rows import StateRows
 
 # the GPU host's torch and triton are not the pinned versions: ignore their warnings
@@ -90,7 +90,7 @@ def test_attention_over_projected_slots(dtype: torch.dtype, frames: int) -> None
     own, context = draw.normal(TILES, frames, 3 * width, dtype=dtype), draw.normal(2 * STORED, frames, 2 * width, dtype=dtype)
     exact = attend_projected(own.float(), context.float(), table, seen, HEADS, 0.125)
     context.view(2, STORED, -1)[:, USED:] = float("nan")
-    found = dit_kernels.attend(own, context, table, seen, HEADS, 0.125)
+    found = launches.attend(own, context, table, seen, HEADS, 0.125)
     assert_close(found, exact, BOUNDS[dtype])
     assert not found[-1].any()
 
@@ -108,7 +108,7 @@ def test_keys_and_values_of_stored_pages(dtype: torch.dtype, frames: int, dim: i
     pages.write(1, read, draw.normal(BLOCKS, 2 * used, frames, dim))
     weight = (draw.normal(BLOCKS, 3 * width, dim) * dim**-0.5).to(dtype)[:, width:]  # as it lies beside the queries' weight
     bias = draw.normal(BLOCKS, 2 * width, dtype=dtype)
-    found = dit_kernels.project_context(pages, seen, weight, bias, table)
+    found = launches.project_context(pages, seen, weight, bias, table)
     exact = project_context(pages, seen, weight.float(), bias.float(), table)
     for half in range(2 if used else 0):
         rows = slice(half * STORED, half * STORED + used)
@@ -125,10 +125,11 @@ def test_position_convolutions(dtype: torch.dtype, frames: int, dim: int) -> Non
     x, tails = draw.normal(TILES, frames, dim, dtype=dtype), stored(12, history, 2 * 16, width)
     previous, last, page = _places([-1, 0, 1, -1, 3, -1], [7, 0, 0, 4, 0, 6], [3, 8, 1, 0, 5, 2])
     own = tails[:, :, 16:]
+    assert own.scales is not None and tails.scales is not None
     own.write(0, last[previous < 0], draw.normal(int((previous < 0).sum()), history, 16, width))
     exact_own = StateRows(own.values.clone(), scales_of(own).clone())
     exact = convolve(x.float(), exact_own, previous, last, page, PackedConv(conv.weight.float(), conv.bias.float()))
-    found = dit_kernels.convolve(x, own, previous, last, page, conv)
+    found = launches.convolve(x, own, previous, last, page, conv)
     assert_close(found, exact, BOUNDS[dtype])
     assert_same_rows(own, exact_own, page)
     assert_untouched(scales_of(tails)[:, :, :16], scales_of(own)[[9, 10, 11]])
@@ -143,9 +144,10 @@ def test_the_residual_stream_advances(dtype: torch.dtype, dim: int) -> None:
     gate, shift, scale = draw.normal(3, dim)
     (page,), pages = _places([3, 8, 1, 0, 5, 2]), stored(9, 50, dim)
     exact, exact_norm = advance(x, delta.float(), gate=gate, shift=shift, scale=scale)
-    kept: dict[str, Any] = {"pages": pages, "page": page}
-    for places in ({}, kept):
-        stream, normed = dit_kernels.advance(x, delta, gate=gate, shift=shift, scale=scale, **places)
+    assert pages.scales is not None
+    kinds: list[dict[str, Any]] = [{}, {"pages": pages, "page": page}]
+    for places in kinds:
+        stream, normed = launches.advance(x, delta, gate=gate, shift=shift, scale=scale, **places)
         assert_close(stream, exact, BOUNDS[torch.float32])
         assert_close(normed, exact_norm, BOUNDS[dtype])
     expected = stored(9, 50, dim)

@@ -1,4 +1,4 @@
-"""CosyVoice3's flow in recorded graphs of library code, on any CUDA GPU: close to the plain network in any batch, failures isolated.
+"""CosyVoice3's flow in recorded graphs: close to the plain network in any batch, failures isolated.
 
 Tolerances are signal to error in dB.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
@@ -21,14 +22,14 @@ if not torch.cuda.is_available():
 from bistream.checkpoints.config import CheckpointConfig, DitConfig, DitFlowConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import EngineError
+from bistream.token2mel.dit.graphs.batch import BatchSize
+from bistream.token2mel.dit.graphs.operations import linear_gelu, linear_gelu_in_one
+from bistream.token2mel.dit.graphs.runner import DitGraphRunner
 from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.pages import DitPages
-from bistream.token2mel.graphs.batch import BatchSize
-from bistream.token2mel.graphs.dit_operations import linear_gelu, linear_gelu_in_one
-from bistream.token2mel.graphs.dit_runner import DitGraphRunner
 from bistream.token2mel.stage import FlowHop, FlowStage
+from bistream.types import VoicePrompt
 from tests.gpu.checks import Draw
-from tests.gpu.token2mel.test_graph_runner import FLOAT16_DB, HOPS, REPEAT_DB, VOICES, snr_db, speak, tokens
 from tests.unit.token2mel.random_weights import random_state
 
 # the GPU host's torch and triton are not the pinned versions: ignore their warnings
@@ -36,6 +37,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 FLOW = DitFlowConfig(dit=DitConfig(depth=3), n_timesteps=3)  # real widths; fewer blocks and solver steps
 SIZES = (BatchSize(2, 8), BatchSize(16, 64))
+FLOAT16_DB = 40.0
+REPEAT_DB = 80.0  # the same kernels twice; the library may choose different ones for matrix products while recording
 
 
 @cache
@@ -60,6 +63,48 @@ def graph_stage(record: bool = True, interruptible: bool = False, **changes: obj
     return stage
 
 
+def prompt(tokens: int, seed: int = 0) -> VoicePrompt:
+    rng = np.random.default_rng(seed)
+    return VoicePrompt(
+        prompt_text="",
+        speech_tokens=rng.integers(0, FLOW.vocab_size, tokens).astype(np.int32),
+        speech_feat=rng.standard_normal((2 * tokens, FLOW.output_size)).astype(np.float32),
+        speaker_embedding=rng.standard_normal(FLOW.spk_embed_dim).astype(np.float32),
+    )
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    drawn: list[int] = np.random.default_rng([seed, 7]).integers(0, FLOW.vocab_size, count).tolist()
+    return drawn
+
+
+def speak(stage: FlowStage, voices: Sequence[VoicePrompt], hops: Sequence[Sequence[int]], first_row: int = 0) -> list[Tensor]:
+    """All sessions together, hop by hop; returns the whole mel of each. The last hop is final."""
+    states = [stage.open(voice) for voice in voices]
+    pieces: list[list[Tensor]] = [[] for _ in voices]
+    for number, counts in enumerate(hops):
+        given = [
+            FlowHop(state, tokens(count, 100 * number + first_row + row), number == len(hops) - 1)
+            for row, (state, count) in enumerate(zip(states, counts, strict=True))
+        ]
+        for row, mel in enumerate(stage.hop(given)):
+            assert isinstance(mel, Tensor), mel
+            pieces[row].append(mel.float().cpu())
+    for state in states:
+        state.close()
+    stage.check_integrity()
+    return [torch.cat(mels, dim=1) for mels in pieces]
+
+
+def snr_db(found: Tensor, exact: Tensor) -> float:
+    assert found.shape == exact.shape and torch.isfinite(found).all()
+    return float(10 * torch.log10(exact.double().square().sum() / (found.double() - exact.double()).square().sum().clamp(min=1e-30)))
+
+
+VOICES = [prompt(75, 1), prompt(0, 2), prompt(131, 3), prompt(28, 4)]
+HOPS = [(18, 18, 1, 40), (25, 13, 60, 0), (1, 30, 25, 2)]
+
+
 @cache
 def exact_mels(left_context_chunks: int = 0) -> Sequence[torch.Tensor]:
     return speak(plain_stage(dtype="float32", left_context_chunks=left_context_chunks), VOICES, HOPS)
@@ -79,7 +124,7 @@ def test_a_product_that_ends_with_gelu() -> None:
 
 def test_the_configuration_chooses_the_runner() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bistream.token2mel.graphs.dit_runner.TILES", (2, 16))
+        patch.setattr("bistream.token2mel.dit.graphs.runner.TILES", (2, 16))
         stage = plain_stage(kernels="auto")
     assert isinstance(stage.runner, DitGraphRunner)
     for found, exact in zip(speak(stage, VOICES, HOPS), exact_mels(), strict=True):

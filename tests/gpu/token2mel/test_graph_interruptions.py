@@ -1,4 +1,4 @@
-"""Recorded graphs of library code by solver step: what whole graphs give, in any turns of batches of equal and of different sizes."""
+"""CosyVoice3's recorded graphs by solver step: what whole graphs give, in any turns of batches of equal and of different sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
 from tests.gpu.interruptions import Speakers, in_turns
-from tests.gpu.token2mel import test_graph_runner as graphs
+from tests.gpu.token2mel import test_graph_dit as graphs
 
 # the GPU host's torch and triton are not the pinned versions: ignore their warnings
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]

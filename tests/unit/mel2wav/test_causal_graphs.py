@@ -15,15 +15,12 @@ from hypothesis import strategies as st
 
 from bistream.checkpoints.config import CausalVocoderConfig
 from bistream.config import RuntimeConfig
-from bistream.errors import BusyError, ConfigError
-from bistream.gpu.tier import Tier
+from bistream.errors import BusyError
+from bistream.mel2wav.causal.graphs import stage as causal_stage
+from bistream.mel2wav.causal.graphs.stage import CausalGraphStage, GraphOptions
 from bistream.mel2wav.causal.hop_plan import advance, plan_call
 from bistream.mel2wav.causal.stage import CausalVocoderStage
 from bistream.mel2wav.causal.weights import build_hift
-from bistream.mel2wav.factory import vocoder_tier
-from bistream.mel2wav.graphs import causal_stage
-from bistream.mel2wav.graphs.causal_stage import CausalGraphStage
-from bistream.mel2wav.graphs.stage import GraphOptions
 from bistream.mel2wav.hop_plan import Bucket, bucket_of
 from bistream.mel2wav.stage import VocoderHop
 from tests.formats import SAMPLES_PER_MEL_FRAME
@@ -31,7 +28,7 @@ from tests.unit.launches import Launches
 from tests.unit.mel2wav.speaking import Session, cuts_of_session, speak
 from tests.unit.mel2wav.speaking import check_equal as check_near
 from tests.unit.mel2wav.test_causal_stage import EXACT
-from tests.unit.mel2wav.tiny import CAUSAL, CAUSAL_CHECKPOINT, random_state, voiced_mel
+from tests.unit.mel2wav.tiny import CAUSAL, random_state, voiced_mel
 
 OTHER = CausalVocoderConfig(  # other depths and numbers of blocks than the released sizes
     base_channels=24, f0_channels=12, resblock_kernel_sizes=(3, 5), resblock_dilation_sizes=((1, 2), (2,)),
@@ -185,16 +182,3 @@ def test_a_call_can_be_recorded() -> None:
     with Launches() as launches:
         call.launch()
     assert len(launches.seen) > 500 and all(other == launches.seen for other in seen)
-
-
-def test_every_cuda_gpu_gets_recorded_graphs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    gpu = SimpleNamespace(get_device_capability=lambda _: (8, 9), get_device_name=lambda _: "a GPU")
-    monkeypatch.setattr("bistream.gpu.tier.torch.cuda", gpu)
-    monkeypatch.setattr("bistream.mel2wav.factory.resolve_device", torch.device)
-    with caplog.at_level("INFO"):
-        choice = vocoder_tier(RuntimeConfig(device="cuda"), CAUSAL_CHECKPOINT)
-    assert choice.tier is Tier.GRAPHS
-    assert caplog.messages[0].startswith("vocoder: recorded graphs on a GPU (own kernels need compute capability 9.0; ")
-    assert "own kernels need a vocoder of symmetric convolutions" in caplog.messages[0]
-    with pytest.raises(ConfigError, match="symmetric"):
-        vocoder_tier(RuntimeConfig(device="cuda", kernels="kernels"), CAUSAL_CHECKPOINT)

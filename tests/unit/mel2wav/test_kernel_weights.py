@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bistream.checkpoints.config import VocoderConfig
 from bistream.mel2wav.cuda.weights_sums import SLICE, ConvolutionSums, Part, pack_sums
-from bistream.mel2wav.sizes import kernels_need, padded_width, spectrum_width, stage_gap
+from bistream.mel2wav.sizes import graphs_need, padded_width, spectrum_width, stage_gap
 
 RELEASED = VocoderConfig()
 
@@ -74,7 +74,7 @@ def test_groups_and_convolutions_follow_each_other() -> None:
 
 
 def test_the_released_sizes() -> None:
-    assert kernels_need(RELEASED) == ()
+    assert graphs_need(RELEASED) == ()
     assert (stage_gap(RELEASED), spectrum_width(RELEASED)) == (32, 32)
     assert [padded_width(channels) for channels in (512, 80, 64, 12)] == [512, 128, 64, 64]
 
@@ -87,5 +87,5 @@ def test_gaps_cover_every_reach() -> None:
 
 def test_what_the_kernels_do_not_serve() -> None:
     many = dataclasses.replace(RELEASED, resblock_kernel_sizes=(3,) * 4, resblock_dilation_sizes=((1,),) * 4)
-    assert kernels_need(many) == ("at most 3 residual blocks in a stage",)
-    assert len(kernels_need(dataclasses.replace(RELEASED, istft_n_fft=8, in_channels=100))) == 2
+    assert graphs_need(many) == ("at most 3 residual blocks in a stage",)
+    assert len(graphs_need(dataclasses.replace(RELEASED, istft_n_fft=8, in_channels=100))) == 2

@@ -16,10 +16,10 @@ from bistream.config import RuntimeConfig
 from bistream.gpu.steps import finish
 from bistream.mel2wav import offline
 from bistream.mel2wav import stage as stage_module
-from bistream.mel2wav.graphs.stage import GraphOptions, GraphVocoderStage
 from bistream.mel2wav.stage import VocoderHop, VocoderStage
 from bistream.types import FloatArray
 from tests.unit.mel2wav import tiny
+from tests.unit.mel2wav.plain_slots import PlainSlots
 
 SEED = 5
 TOLERANCE = 2e-3  # f0 in Hz is rounded, and the phase accumulates it
@@ -30,11 +30,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RuntimeConfig:
     return tiny.write_model(tmp_path_factory.mktemp("model"), tiny.random_state())
 
 
-@pytest.fixture(scope="module", params=["plain", "graphs"])
+@pytest.fixture(scope="module", params=[VocoderStage, PlainSlots])
 def stage(request: pytest.FixtureRequest, config: RuntimeConfig) -> VocoderStage:
-    if request.param == "plain":
-        return VocoderStage(config, tiny.CHECKPOINT)
-    return GraphVocoderStage(config, tiny.CHECKPOINT, dtype=torch.float32, record=False, options=GraphOptions(backend=None))
+    stage: VocoderStage = request.param(config, tiny.CHECKPOINT)
+    return stage
 
 
 def in_one_call(stage: VocoderStage, mel: torch.Tensor) -> FloatArray:

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
 from bistream.evaluation.seam_meter import joints_of, measure_seams
-from bistream.mel2wav.graphs.stage import GraphOptions, GraphVocoderStage
 from bistream.mel2wav.grouping import MAX_BATCH_FRAMES, MAX_PADDING, group_similar
 from bistream.mel2wav.stage import VocoderHop, VocoderStage
 from bistream.types import FloatArray
 from tests.formats import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES
 from tests.unit.mel2wav import tiny
-from tests.unit.mel2wav.speaking import Session, check_equal, cuts_of_session, speak
+from tests.unit.mel2wav.plain_slots import PlainSlots
 
 SEED = 11
 CUTS = st.lists(st.integers(1, 60), min_size=1, max_size=6)
@@ -35,12 +34,11 @@ def stage(config: RuntimeConfig) -> VocoderStage:
     return VocoderStage(config, tiny.CHECKPOINT)
 
 
-@pytest.fixture(scope="module", params=["plain", "graphs"])
+@pytest.fixture(scope="module", params=[VocoderStage, PlainSlots])
 def any_stage(request: pytest.FixtureRequest, config: RuntimeConfig) -> VocoderStage:
-    """The plain stage, and that of the middle tier, unrecorded, in float32."""
-    if request.param == "plain":
-        return VocoderStage(config, tiny.CHECKPOINT)
-    return GraphVocoderStage(config, tiny.CHECKPOINT, dtype=torch.float32, record=False, options=GraphOptions(backend=None))
+    """The plain stage, and the same with its state in slots."""
+    stage: VocoderStage = request.param(config, tiny.CHECKPOINT)
+    return stage
 
 
 def stream(stage: VocoderStage, mel: torch.Tensor, cuts: Sequence[int], seed: int = SEED) -> list[FloatArray]:
@@ -62,30 +60,41 @@ def signal_to_error_db(found: FloatArray, expected: FloatArray) -> float:
 
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(CUTS)
-def test_any_cut_gives_nearly_the_offline_audio(stage: VocoderStage, cuts: list[int]) -> None:
-    """The difference is the right context beyond the 8 withheld frames: 30 dB is far below the speech. The middle tier has the same hops
-    and the same offline audio (test_graph_stage.py, test_offline.py)."""
+def test_any_cut_gives_nearly_the_offline_audio(any_stage: VocoderStage, cuts: list[int]) -> None:
+    """The difference is the right context beyond the 8 withheld frames: 30 dB is far below the speech."""
     mel = tiny.voiced_mel(sum(cuts), seed=len(cuts))
-    streamed = np.concatenate(stream(stage, mel, cuts))
-    assert signal_to_error_db(streamed, stage.synthesize(mel, SEED)) > 30
+    streamed = np.concatenate(stream(any_stage, mel, cuts))
+    assert signal_to_error_db(streamed, any_stage.synthesize(mel, SEED)) > 30
 
 
 @settings(max_examples=4, deadline=None)
 @given(CUTS)
-def test_a_hop_withholds_eight_frames_and_the_last_one_none(stage: VocoderStage, cuts: list[int]) -> None:
-    chunks = stream(stage, tiny.voiced_mel(sum(cuts)), cuts)
+def test_a_hop_withholds_eight_frames_and_the_last_one_none(any_stage: VocoderStage, cuts: list[int]) -> None:
+    chunks = stream(any_stage, tiny.voiced_mel(sum(cuts)), cuts)
     received = np.cumsum(cuts)
     out = [max(0, int(frames) - VOCODER_OVERLAP_FRAMES) for frames in received[:-1]] + [int(received[-1])]
     assert np.cumsum([len(chunk) for chunk in chunks]).tolist() == [frames * SAMPLES_PER_MEL_FRAME for frames in out]
 
 
 @settings(max_examples=3, deadline=None, derandomize=True)
-@given(st.lists(cuts_of_session, min_size=2, max_size=4))
-def test_neighbours_in_a_batch_change_nothing(stage: VocoderStage, sessions: list[Session]) -> None:
-    """Of the plain stage; that of the middle tier is equal to it for any sessions (test_graph_stage.py)."""
-    for index, pieces in enumerate(speak(stage, sessions)):
-        alone = stream(stage, tiny.voiced_mel(sum(sessions[index][0]), seed=index), sessions[index][0], seed=1000 * index - 1)
-        check_equal([pieces], [alone], tolerance=2e-3, error_db=60)  # f0 in Hz is rounded, and the phase accumulates it
+@given(st.lists(CUTS, min_size=2, max_size=5))
+def test_neighbours_in_a_batch_change_nothing(stage: VocoderStage, sessions: list[list[int]]) -> None:
+    """Of the plain stage; with slots it is equal for any sessions (test_slotted.py)."""
+    mels = [tiny.voiced_mel(sum(cuts), seed=index) for index, cuts in enumerate(sessions)]
+    alone = [stream(stage, mel, cuts, seed=index) for index, (mel, cuts) in enumerate(zip(mels, sessions, strict=True))]
+    states = [stage.open(index) for index in range(len(sessions))]
+    for turn in range(max(len(cuts) for cuts in sessions)):
+        members = [index for index, cuts in enumerate(sessions) if turn < len(cuts)]
+        hops = []
+        for index in members:
+            begin = sum(sessions[index][:turn])
+            piece = mels[index][:, begin : begin + sessions[index][turn]]
+            hops.append(VocoderHop(states[index], piece, finalize=turn == len(sessions[index]) - 1))
+        for index, chunk in zip(members, stage.hop(hops), strict=True):
+            np.testing.assert_allclose(chunk, alone[index][turn], atol=2e-3)  # f0 in Hz is rounded, and the phase accumulates it
+            assert len(chunk) == 0 or signal_to_error_db(chunk, alone[index][turn]) > 60
+    for state in states:
+        state.close()
 
 
 def test_the_default_joint_is_better_than_the_references(stage: VocoderStage, config: RuntimeConfig) -> None:

@@ -150,9 +150,9 @@ def test_the_masks_of_four_ids_reach_the_gpu_tiers(limits: TurnLimits) -> None:
 
 def test_the_kernels_serve_the_rows_of_the_engine_and_not_those_of_the_file() -> None:
     full = replace(SIZES, hidden_size=896, intermediate_size=4864, num_attention_heads=14)
-    assert graphs_need(full, CPU) == ()
+    assert graphs_need(full) == ()
     stored = replace(full, rows=replace(full.rows, num_scored=full.rows.num_stored))
-    assert graphs_need(stored, CPU) == ("at most 63 ids that end a turn",)
+    assert graphs_need(stored) == ("at most 63 ids that end a turn",)
 
 
 @pytest.fixture(scope="module")

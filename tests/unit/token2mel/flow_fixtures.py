@@ -49,17 +49,13 @@ def make_stage(
     dtype: str = "float32",
     reserve_tokens: int = 100,
     checkpoint: CheckpointConfig = CHECKPOINT,
-    tier: Tier = Tier.PLAIN,
     max_suspensions: int = 5,
     flow_context_s: float = 300.0,
 ) -> FlowStage:
-    """A stage with a network of its own, which a test may change.
-
-    tier: ``GRAPHS`` runs the same functions uncompiled, which only tests do.
-    """
+    """A stage of the plain tier with a network of its own, which a test may change."""
     network = copy.deepcopy(_network(checkpoint.flow, getattr(torch, dtype)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bistream.token2mel.stage.flow_tier", lambda *_: TierChoice("flow", tier, "a test", ()))
+        patch.setattr("bistream.token2mel.stage.flow_tier", lambda *_: TierChoice("flow", Tier.PLAIN, "a test", ()))
         config = RuntimeConfig(
             device="cpu",
             dtype=dtype,

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bistream.gpu.fidelity import ratio_db
-from bistream.gpu.tier import Tier
+from bistream.token2mel.dit.graphs.batch import BatchSize
+from bistream.token2mel.dit.graphs.runner import DitGraphRunner
 from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.pages import DitPages
-from bistream.token2mel.graphs.batch import BatchSize
-from bistream.token2mel.graphs.dit_runner import DitGraphRunner
 from bistream.token2mel.page_pool import SCRATCH_PAGE, ZERO_PAGE
 from bistream.token2mel.stage import FlowHop, FlowStage
 from tests.unit.token2mel.flow_fixtures import (
@@ -38,7 +37,7 @@ SPLIT = (BatchSize(1, 4), BatchSize(3, 5))
 
 def graph_stage(sizes: Sequence[BatchSize] = SMALL, **options: object) -> FlowStage:
     """A stage with these batch sizes."""
-    stage = make_stage(**{"checkpoint": DIT_CHECKPOINT, "tier": Tier.PLAIN, **options})  # type: ignore[arg-type]
+    stage = make_stage(**{"checkpoint": DIT_CHECKPOINT, **options})  # type: ignore[arg-type]
     network, pages = stage.runner.network, pages_of(stage)
     assert isinstance(network, DitFlow)
     stage.runner = DitGraphRunner(network, pages, stage.left_context_chunks, sizes, interruptible=True)

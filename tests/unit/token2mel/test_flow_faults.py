@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import BusyError, ConfigError, EngineError, InvalidInputError
-from bistream.gpu.tier import Tier
 from bistream.token2mel.batching import Span
 from bistream.token2mel.flow import FlowBatch, FlowNetwork
 from bistream.token2mel.flow_matching import SolverState
@@ -23,11 +22,18 @@ from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.token2mel.state import FlowState
 from bistream.types import VoicePrompt
 from tests.unit.token2mel.flow_fixtures import CHECKPOINT, TINY, assert_same, cut, hop_mel, make_prompt, make_stage, make_tokens, run
+from tests.unit.token2mel.test_dit_graphs import graph_stage
 
 
-@pytest.fixture(scope="module", params=[Tier.PLAIN, Tier.GRAPHS], ids=lambda tier: tier.value)
+@pytest.fixture(scope="module", params=["unet", "dit in graphs"])
 def stage(request: pytest.FixtureRequest) -> FlowStage:
-    return make_stage(tier=request.param)
+    return make_stage() if request.param == "unet" else graph_stage()
+
+
+@pytest.fixture(scope="module")
+def unet() -> FlowStage:
+    """For tests that patch the network or compare with it."""
+    return make_stage()
 
 
 def _stage_with_pages(chunks: int, reserve_tokens: int = 100) -> FlowStage:
@@ -76,10 +82,10 @@ def test_non_finite_numbers_fail_their_session_only(stage: FlowStage, field: str
         stage.synthesize(tokens, broken)
 
 
-def test_warming_a_voice_computes_its_state_once(stage: FlowStage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warming_a_voice_computes_its_state_once(unet: FlowStage, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, tokens = make_prompt(80, seed=9), make_tokens(15)
     expected = run(make_stage(), prompt, [tokens])[0]
-    stage.warm(prompt)
+    unet.warm(prompt)
     lengths: list[int] = []
     conditions = FlowNetwork.conditions
 
@@ -88,18 +94,18 @@ def test_warming_a_voice_computes_its_state_once(stage: FlowStage, monkeypatch: 
         return conditions(self, batch, frame_bias, memory)
 
     monkeypatch.setattr(FlowNetwork, "conditions", counted)
-    assert_same(run(stage, prompt, [tokens])[0], expected)
+    assert_same(run(unet, prompt, [tokens])[0], expected)
     assert lengths == [80 - 75 + 15]
     broken = dataclasses.replace(prompt, speech_feat=np.full_like(prompt.speech_feat, np.inf))
     with pytest.raises(EngineError):
-        stage.warm(broken)
-    stage.check_integrity()
+        unet.warm(broken)
+    unet.check_integrity()
 
 
-def test_a_failure_of_the_device_fails_the_sessions_of_the_call(stage: FlowStage, monkeypatch: pytest.MonkeyPatch) -> None:
-    state, other = stage.open(make_prompt(10)), stage.open(make_prompt(10, seed=1))
-    hop_mel(stage, other, make_tokens(10))
-    hop_mel(stage, state, make_tokens(60))
+def test_a_failure_of_the_device_fails_the_sessions_of_the_call(unet: FlowStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, other = unet.open(make_prompt(10)), unet.open(make_prompt(10, seed=1))
+    hop_mel(unet, other, make_tokens(10))
+    hop_mel(unet, state, make_tokens(60))
     assert state.account.pages
 
     def broken(*_: object) -> torch.Tensor:
@@ -107,14 +113,14 @@ def test_a_failure_of_the_device_fails_the_sessions_of_the_call(stage: FlowStage
 
     with monkeypatch.context() as patch:
         patch.setattr(FlowNetwork, "conditions", broken)
-        result = stage.hop([FlowHop(state, make_tokens(10), False)])[0]
+        result = unet.hop([FlowHop(state, make_tokens(10), False)])[0]
     assert isinstance(result, EngineError) and "device lost" not in str(result)
     assert state.account.closed and not state.account.pages  # at once, without a call of close
-    stage.check_integrity()
-    assert hop_mel(stage, other, [], True).shape[1] == 6
+    unet.check_integrity()
+    assert hop_mel(unet, other, [], True).shape[1] == 6
     state.close()
     other.close()
-    stage.check_integrity()
+    unet.check_integrity()
 
 
 def test_an_exception_fails_its_group_and_not_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +195,7 @@ def test_open_refuses_what_it_cannot_guarantee() -> None:
     assert stage.pool.available == stage.pool.total
 
 
-def test_a_session_that_outgrows_the_pool_forgets_its_oldest_speech(stage: FlowStage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_outgrows_the_pool_forgets_its_oldest_speech(unet: FlowStage, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, pieces = make_prompt(30), cut(make_tokens(240), [40] * 6)
     small = _stage_with_pages(5)
     small.reserve_chunks = 0
@@ -206,7 +212,7 @@ def test_a_session_that_outgrows_the_pool_forgets_its_oldest_speech(stage: FlowS
     for piece in pieces:
         found.append(hop_mel(small, state, piece, piece is pieces[-1]))
         small.check_integrity()
-    expected = run(stage, prompt, pieces)
+    expected = run(unet, prompt, pieces)
     prefix, *hops = spans
     assert prefix.start == 0 and [mel.shape for mel in found] == [mel.shape for mel in expected]
     assert all(torch.isfinite(mel).all() for mel in found)

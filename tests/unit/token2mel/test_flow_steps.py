@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from bistream.errors import EngineError, InvalidInputError
 from bistream.gpu.steps import finish
-from bistream.gpu.tier import Tier
 from bistream.token2mel import runner
 from bistream.token2mel.batching import Span
 from bistream.token2mel.runner import FlowRunner
 from bistream.token2mel.stage import FlowHop, FlowStage
 from tests.unit.token2mel.flow_fixtures import EXACT, assert_same, hop_mel, make_prompt, make_stage, make_tokens, run
+from tests.unit.token2mel.test_dit_graphs import graph_stage
 
 
-@pytest.fixture(scope="module", params=[Tier.PLAIN, Tier.GRAPHS])
+@pytest.fixture(scope="module", params=["unet", "dit in graphs"])
 def stage(request: pytest.FixtureRequest) -> FlowStage:
-    return make_stage(tier=request.param)
+    return make_stage() if request.param == "unet" else graph_stage()
 
 
 def at_once(stage: FlowStage, prompt_tokens: int, count: int) -> torch.Tensor:

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.gpu.tier import Tier
 from bistream.token2mel.batching import Buckets
 from bistream.token2mel.stage import FlowHop, FlowStage
 from tests.unit.token2mel.flow_fixtures import (
@@ -35,27 +34,18 @@ def stage(network: str, incremental: bool = True, left_context_chunks: int = 0, 
 
 
 def make(network: str, **options: Any) -> FlowStage:
-    tier = Tier.GRAPHS if network == "unet in graphs" else Tier.PLAIN
-    return make_stage(checkpoint=DIT_CHECKPOINT if network == "dit" else CHECKPOINT, tier=tier, **options)
+    return make_stage(checkpoint=DIT_CHECKPOINT if network == "dit" else CHECKPOINT, **options)
 
 
-def plain(network: str) -> str:
-    """The same numbers without graphs."""
-    return network.removesuffix(" in graphs")
+of_every_network = pytest.mark.parametrize("network", ["unet", "dit"])
 
 
-of_both_networks = pytest.mark.parametrize(
-    "network", ["unet", "dit"]
-)  # recorded graphs equal them: test_graph_runner.py, test_dit_graphs.py
-of_every_network = pytest.mark.parametrize("network", ["unet", "unet in graphs", "dit"])
-
-
-@of_both_networks
+@of_every_network
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(prompt_tokens=prompt_sizes, sizes=hop_sizes, left=st.sampled_from([0, 0, 1, 2]), final=st.booleans())
 def test_incremental_equals_the_whole_prefix(network: str, prompt_tokens: int, sizes: list[int], left: int, final: bool) -> None:
     prompt, tokens = make_prompt(prompt_tokens), make_tokens(sum(sizes))
-    incremental, whole = stage(network, True, left), stage(plain(network), False, left)
+    incremental, whole = stage(network, True, left), stage(network, False, left)
     state = incremental.open(prompt)
     emitted = seen = 0
     for index, size in enumerate(sizes):
@@ -71,7 +61,7 @@ def test_incremental_equals_the_whole_prefix(network: str, prompt_tokens: int, s
     incremental.check_integrity()
 
 
-@of_both_networks
+@of_every_network
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(sessions=st.lists(st.tuples(prompt_sizes, hop_sizes, st.integers(0, 2)), min_size=2, max_size=4), left=st.sampled_from([0, 1]))
 def test_a_batch_equals_its_sessions_alone(network: str, sessions: list[tuple[int, list[int], int]], left: int) -> None:
@@ -100,7 +90,7 @@ def test_reference_final_mode_is_the_offline_result(network: str, incremental: b
     prompt, tokens = make_prompt(37), make_tokens(60)
     first, last = run(subject, prompt, cut(tokens, [40, 20]))
     assert_same(last, subject.synthesize(tokens, prompt)[:, first.shape[1] :], 0)
-    streamed = run(stage(plain(network)), prompt, cut(tokens, [40, 20]))
+    streamed = run(stage(network), prompt, cut(tokens, [40, 20]))
     assert_same(first, streamed[0])
     assert (last - streamed[1]).abs().max() > 1e-3  # the two modes are not interchangeable
 
@@ -110,7 +100,7 @@ def test_an_utterance_without_tokens_is_empty() -> None:
     assert stage("unet").synthesize([], make_prompt(30)).shape == (MEL_BINS, 0)
 
 
-@of_both_networks
+@of_every_network
 def test_padding_to_buckets_changes_nothing(network: str) -> None:
     """As on a GPU, where the plain networks run on padded shapes."""
     subject = make(network)
@@ -124,9 +114,8 @@ def test_padding_to_buckets_changes_nothing(network: str) -> None:
             assert_same(mel, expected[row][index])
 
 
-@pytest.mark.parametrize("network", ["unet", "unet in graphs"])
-def test_bounded_context_costs_constant_memory_and_changes_the_result(network: str) -> None:
-    subject, unlimited = stage(network, True, 1), stage("unet")
+def test_bounded_context_costs_constant_memory_and_changes_the_result() -> None:
+    subject, unlimited = stage("unet", True, 1), stage("unet")
     prompt, tokens = make_prompt(50), make_tokens(200)
     state = subject.open(prompt)
     mels = []
@@ -139,15 +128,3 @@ def test_bounded_context_costs_constant_memory_and_changes_the_result(network: s
     assert bounded.shape == full.shape
     assert (bounded - full).abs().max() > 1e-3
     subject.check_integrity()
-
-
-@pytest.mark.parametrize("network", ["unet in graphs", "dit"])  # the plain U-Net: tests/parity/test_flow_inference.py
-@pytest.mark.parametrize("dtype, floor_db", [("bfloat16", 40), ("float16", 58)])
-def test_16_bit_stays_close_to_float32(network: str, dtype: str, floor_db: float) -> None:
-    """Floors are 7 dB below the measured values; a wrong cast of state or solver lands far below them."""
-    prompt, pieces = make_prompt(50), cut(make_tokens(90), [30, 30, 30])
-    exact = torch.cat(run(stage(plain(network)), prompt, pieces), dim=1)
-    half = torch.cat(run(make(network, dtype=dtype), prompt, pieces), dim=1)
-    assert half.dtype == torch.float32
-    snr_db = 10 * torch.log10(exact.pow(2).sum() / (half - exact).pow(2).sum())
-    assert snr_db > floor_db

@@ -14,34 +14,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bistream.errors import BusyError, EngineError
-from bistream.gpu.tier import Tier
-from bistream.token2mel.graphs.runner import GraphFlowRunner
+from bistream.token2mel.dit.graphs.runner import DitGraphRunner
 from bistream.token2mel.stage import FlowHop, FlowHops, FlowStage
 from bistream.token2mel.state import FlowState
-from tests.unet import network_of, pages_of
 from tests.unit.token2mel.flow_fixtures import DIT_CHECKPOINT, hop_mel, make_prompt, make_stage, make_tokens
 from tests.unit.token2mel.test_dit_graphs import graph_stage as dit_graphs
 
-TIERS = [Tier.PLAIN, Tier.GRAPHS]
 ROUNDS, SESSIONS = 2, 2  # of each of the groups that are computed in turn
 PROMPTS = (0, 37, 80)
 
 
-def make(tier: Tier, **options: object) -> FlowStage:
-    """Its batches may stop between steps; two batch sizes in the graphs tier, so that batches meet in the same buffers."""
-    stage = make_stage(tier=tier, **options)  # type: ignore[arg-type]
-    if tier is Tier.GRAPHS:
-        assert stage.pages is not None
-        stage.runner = GraphFlowRunner(network_of(stage), pages_of(stage), stage.left_context_chunks, (4, 8), interruptible=True)
-    return stage
-
-
 NETWORKS: dict[str, Callable[..., FlowStage]] = {
-    "unet": partial(make, Tier.PLAIN),
-    "unet in graphs": partial(make, Tier.GRAPHS),
-    "dit": partial(make, Tier.PLAIN, checkpoint=DIT_CHECKPOINT),
-    "dit in graphs": dit_graphs,
+    "unet": make_stage,
+    "dit": partial(make_stage, checkpoint=DIT_CHECKPOINT),
+    "dit in graphs": dit_graphs,  # of several batch sizes, so that batches meet in the same buffers
 }
+of_both_tiers = pytest.mark.parametrize("network", ["unet", "dit in graphs"])
 
 
 @dataclass
@@ -107,11 +95,11 @@ def test_any_interleaving_is_bit_equal(network: str, hops: list[list[tuple[int, 
     stage.check_integrity()
 
 
-@pytest.mark.parametrize("tier", TIERS)
-def test_a_failure_between_the_steps_stays_with_its_batch(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = make(tier)
+@of_both_tiers
+def test_a_failure_between_the_steps_stays_with_its_batch(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = NETWORKS[network]()
     expected = hop_mel(exact, exact.open(make_prompt(30)), make_tokens(40), True)
-    stage = make(tier)
+    stage = NETWORKS[network]()
     kept, lost = stage.open(make_prompt(30)), stage.open(make_prompt(31))
     first, second = stage.begin([FlowHop(kept, make_tokens(40), True)]), stage.begin([FlowHop(lost, make_tokens(40), False)])
     first.step()
@@ -119,7 +107,7 @@ def test_a_failure_between_the_steps_stays_with_its_batch(tier: Tier, monkeypatc
     with monkeypatch.context() as patch:
         for name in ("advance", "begin"):
             patch.setattr(stage.runner.network, name, broken)
-        if isinstance(stage.runner, GraphFlowRunner):
+        if isinstance(stage.runner, DitGraphRunner):
             patch.setattr(stage.runner, "launch", broken)
         second.step()
     assert isinstance(second.finish()[0], EngineError) and lost.failure is not None
@@ -134,11 +122,11 @@ def broken(*_: object) -> None:
     raise RuntimeError("device lost")
 
 
-@pytest.mark.parametrize("tier", TIERS)
-def test_nan_in_an_interrupted_batch_stays_there(tier: Tier) -> None:
-    exact = make(tier)
+@of_both_tiers
+def test_nan_in_an_interrupted_batch_stays_there(network: str) -> None:
+    exact = NETWORKS[network]()
     expected = hop_mel(exact, exact.open(make_prompt(30)), make_tokens(40), True)
-    stage = make(tier)
+    stage = NETWORKS[network]()
     bad = make_prompt(20, seed=9)
     bad.speaker_embedding[:] = np.nan
     good, broken_one = stage.open(make_prompt(30)), stage.open(bad)

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import InvalidInputError
-from bistream.gpu.tier import Tier
 from bistream.token2mel.stage import FlowHop, FlowStage
-from tests.unit.token2mel.flow_fixtures import EXACT, assert_same, cut, hop_mel, make_prompt, make_stage, make_tokens, prompt_sizes, run
+from tests.unit.token2mel.flow_fixtures import assert_same, cut, hop_mel, make_prompt, make_stage, make_tokens, prompt_sizes, run
 
 CHUNK = 25
 
@@ -85,13 +84,6 @@ def test_where_it_forgets_depends_on_its_tokens_alone() -> None:
         results = subject.hop([FlowHop(state, piece, piece is pieces[-1]) for state in states])
         for result, mels in zip(results, expected, strict=True):
             assert_same(result, mels[index])
-
-
-def test_the_tiers_agree() -> None:
-    voice, pieces = make_prompt(30), pieces_of(325, [18, CHUNK, CHUNK, CHUNK])
-    found, expected = run(stage(8.0, tier=Tier.GRAPHS), voice, pieces), run(stage(8.0), voice, pieces)
-    for mel, other in zip(found, expected, strict=True):
-        assert_same(mel, other, 10 * EXACT)
 
 
 def test_there_is_no_joint_in_the_mel() -> None:

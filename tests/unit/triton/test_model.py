@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,13 @@ FAILURES = [InvalidInputError("Send something else."), ZeroDivisionError("/srv/s
 
 
 @pytest.fixture(autouse=True)
-def _leave_the_test_process_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def _leave_the_test_process_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(model_module, "prepare_process", lambda config, name: None)
     monkeypatch.setattr(model_module, "end_when_useless", lambda healthy: None)
     monkeypatch.setattr(model_module, "settle_memory", lambda: None)
+    with tempfile.TemporaryDirectory() as directory:  # pytest's is too long for a socket's path
+        monkeypatch.setattr("tempfile.tempdir", directory)
+        yield
 
 
 class Streaming(DecoupledModel):

@@ -181,7 +181,7 @@ def test_float16_is_refused(directory: Path, config: RuntimeConfig) -> None:
 
 
 def test_no_kernels(directory: Path, config: RuntimeConfig) -> None:
-    assert "recorded graphs need a CUDA GPU" in refused(directory, replace(config, kernels="kernels"), ConfigError)
+    assert "recorded graphs need a CUDA GPU" in refused(directory, replace(config, kernels="graphs"), ConfigError)
 
 
 def test_bfloat16_is_served(directory: Path, config: RuntimeConfig, sizes: OneTableConfig) -> None:

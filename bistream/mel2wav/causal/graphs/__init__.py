@@ -1,0 +1,1 @@
+"""The causal vocoder in recorded CUDA graphs, of library code and the kernel of ``cuda``."""

@@ -1,1 +1,0 @@
-"""The vocoder from library code in recorded CUDA graphs: for every CUDA GPU and every network size."""

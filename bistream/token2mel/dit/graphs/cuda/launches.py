@@ -1,0 +1,80 @@
+"""The functions of ``operations`` and ``attention`` as kernels, for networks of 16 bit. Imported only where Triton is.
+
+Tensors must be contiguous, those of blocks and the frames of stored inputs each by itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bistream.token2mel.dit.estimator import NORM_EPSILON
+from bistream.token2mel.dit.graphs.attention import Slots
+from bistream.token2mel.dit.graphs.cuda import kernels_advance, kernels_attention, kernels_context, kernels_convolution
+from bistream.token2mel.dit.graphs.operations import DitOperations, PackedConv, linear_gelu_in_one
+from bistream.token2mel.state_rows import LARGEST, StateRows
+
+_ROWS = 64  # frames of a program, and keys that it sees at a time
+# Of the product over stored pages. Faster than the matrix library on an H200 (docs/log); 96 KB of shared memory, which most GPUs have.
+_TILE = {"ROWS": 128, "COLUMNS": 128, "DEPTH": 64, "num_warps": 8, "num_stages": 3}
+_PROGRAMS = 2  # of a multiprocessor
+
+
+def convolve(x: Tensor, tail: StateRows, previous: Tensor, last: Tensor, page: Tensor, conv: PackedConv) -> Tensor:
+    """As ``operations.convolve``."""
+    (tiles, frames, channels), (groups, kernel, width, _) = x.shape, conv.weight.shape
+    out = torch.empty_like(x)
+    kernels_convolution.convolve_tiles[(tiles, groups, -(-frames // _ROWS))](
+        x, tail.values, tail.scales, tail.values.stride(1), previous, last, page, conv.weight, conv.bias, out,
+        FRAMES=frames, HISTORY=kernel - 1, DIM=channels, WIDTH=width, ROWS=_ROWS, LARGEST=LARGEST, num_warps=4, num_stages=4,
+    )  # fmt: skip
+    return out
+
+
+def advance(
+    x: Tensor, delta: Tensor, *, gate: Tensor, shift: Tensor, scale: Tensor, pages: StateRows | None = None, page: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """As ``operations.advance``."""
+    tiles, frames, channels = x.shape
+    out, normed = torch.empty_like(x), torch.empty_like(delta)
+    values, scales = (None, None) if pages is None else (pages.values, pages.scales)
+    kernels_advance.advance_rows[(tiles * frames,)](
+        x, delta, gate, shift, scale, out, normed, values, scales, page, NORM_EPSILON,
+        FRAMES=frames, DIM=channels, BLOCK=1 << (channels - 1).bit_length(), LARGEST=LARGEST, num_warps=4,
+    )  # fmt: skip
+    return out, normed
+
+
+def project_context(pages: StateRows, slots: Slots, weight: Tensor, bias: Tensor, table: Tensor) -> Tensor:
+    """As ``attention.project_context``."""
+    values, scales = pages.values, pages.scales
+    assert scales is not None
+    blocks, _, frames, dim = values.shape
+    width, stored = weight.shape[1], len(slots.page)
+    out = torch.empty(blocks, stored, frames, width, dtype=weight.dtype, device=weight.device)
+    programs = _PROGRAMS * torch.cuda.get_device_properties(weight.device).multi_processor_count
+    kernels_context.project_pages[(programs,)](
+        values, values.stride(0), scales, scales.stride(0), slots.page, slots.used, slots.start,
+        weight, weight.stride(0), bias, bias.stride(0), table,
+        table[0].numel(), out, out.stride(0), stored // 2, blocks, FRAMES=frames, DIM=dim, OUT=width, WIDTH=2 * table.shape[2], **_TILE,
+    )  # fmt: skip
+    return out
+
+
+def attend(own: Tensor, context: Tensor, table: Tensor, slots: Slots, heads: int, scale: float) -> Tensor:
+    """As ``attention.attend_projected``; turns the queries and keys of ``own``."""
+    tiles, frames, channels = own.shape[0], own.shape[1], own.shape[2] // 3
+    blocks, stored, head_size = -(-frames // _ROWS), len(slots.page), channels // heads
+    kernels_attention.turn_tiles[(tiles, 2, blocks)](
+        own, table, table[0].numel(), slots.start[stored:], FRAMES=frames, CHANNELS=channels, WIDTH=head_size, ROWS=_ROWS
+    )
+    out = torch.empty(tiles, frames, channels, dtype=own.dtype, device=own.device)
+    kernels_attention.attend_slots[(tiles, heads, blocks)](
+        own, context, out, slots.live, slots.visible, slots.lists, slots.lists.shape[1], stored, scale,
+        FRAMES=frames, HEADS=heads, WIDTH=head_size, ROWS=_ROWS, STAGES=3, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def gpu_operations() -> DitOperations:
+    return DitOperations(convolve, advance, linear_gelu_in_one, project_context, attend)

@@ -1,0 +1,175 @@
+"""Runs the DiT's spans on a CUDA GPU: what comes before the solver eagerly, the solver as one recorded graph per batch size, or, where
+batches may stop between its steps, as one for each step. On the pages of the plain network, which therefore computes what no graph can.
+
+What comes before the solver runs on padded batches of few shapes: the matrix library takes milliseconds to choose a kernel for each
+product of a new shape, a tenth of a second for a whole encoder. The usual shapes are run once when the graphs are recorded.
+
+A graph reads its batch from fixed addresses, so it serves contexts of any length. Without a GPU nothing is recorded, and the same launches
+run directly.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bistream.errors import EngineError
+from bistream.gpu.recording import GraphRecorder
+from bistream.token2mel.batching import MAX_GROUP_TOKENS, Buckets, Span, group_spans
+from bistream.token2mel.dit.graphs.batch import BatchSize, SlotLayout, batch_sizes, output_rows
+from bistream.token2mel.dit.graphs.memory import BatchMemory
+from bistream.token2mel.dit.graphs.network import PackedDit
+from bistream.token2mel.dit.graphs.operations import DitOperations, plain_operations
+from bistream.token2mel.dit.graphs.solver import PackedSolver
+from bistream.token2mel.dit.network import DitFlow
+from bistream.token2mel.dit.pages import DitPages
+from bistream.token2mel.page_pool import ZERO_PAGE
+from bistream.token2mel.runner import NOT_FINITE, FlowRunner
+from bistream.token2mel.solving import BufferedGroup, FixedBuffers, SpanBatch, SpanGroup, solver_parts
+from bistream.types import VoicePrompt
+
+_log = logging.getLogger(__name__)
+
+ENCODER_BUCKETS = Buckets(token_step=25, chunk_step=8)
+WARM_ROWS, WARM_CHUNKS, WARM_CONTEXT = (1, 2, 4, 8, 16, 32, 64), (1, 2), (0, 8, 16)  # sessions; chunks of the new part; stored chunks
+TILES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)  # a tile is a chunk of one session, possibly incomplete
+
+
+@dataclass
+class Call:
+    """Resources of batches of one size. graphs: of each part of the steps; none until recorded, and always where graphs are off."""
+
+    size: BatchSize
+    memory: BatchMemory
+    buffers: FixedBuffers = field(default_factory=FixedBuffers)
+    graphs: list[torch.cuda.CUDAGraph] = field(default_factory=list)
+
+
+class DitGraphRunner(FlowRunner):
+    """sizes: of batches, cheapest first; the last one holds all that the others hold; None: the usual ones. operations: None: plain on a
+    CPU, kernels on a GPU."""
+
+    def __init__(
+        self,
+        network: DitFlow,
+        pages: DitPages,
+        left_context_chunks: int,
+        sizes: Sequence[BatchSize] | None = None,
+        operations: DitOperations | None = None,
+        interruptible: bool = False,
+    ) -> None:
+        super().__init__(network, pages, left_context_chunks, None if network.device.type == "cpu" else ENCODER_BUCKETS)
+        config, device, matching = network.config, network.device, network.matching
+        sizes = sizes or batch_sizes(TILES, pages.total)
+        self._layout = layout = SlotLayout(pages.chunk_frames, config.token_mel_ratio, left_context_chunks)
+        self._largest = sizes[-1]
+        self.parts = solver_parts(config.n_timesteps, interruptible)
+        packed = PackedDit(matching.estimator, matching.modulations, pages, operations or _operations(device))
+        self._solver = PackedSolver(matching, packed)
+        channels = config.dit.mel_dim + config.dit.mu_dim + config.dit.spk_dim
+        self._calls = [Call(size, BatchMemory(size, layout, channels, config.output_size, network.dtype, device)) for size in sizes]
+
+    def record(self) -> None:
+        """Record the graphs of all sizes; compiles what Inductor's cache lacks. Largest first: the others fit into its memory."""
+        if self.network.device.type != "cuda":
+            return
+        began, recorder = time.monotonic(), GraphRecorder(self.network.device)
+        for call in reversed(self._calls):
+            call.memory.clear()
+            launches = [partial(self._launch, call, part) for part in self.parts]
+            # The parts of a smaller batch between the first and the last launch what these do.
+            for launch in launches if call is self._calls[-1] else {launches[0], launches[-1]}:
+                recorder.warm_up(launch)
+            call.graphs = [recorder.capture(launch)[0] for launch in launches]
+            _log.info("flow: graph for %s ready after %.1f s", call.size, time.monotonic() - began)
+        self._warm_encoder()
+        _log.info("flow: all shapes ready after %.1f s", time.monotonic() - began)
+        torch.cuda.empty_cache()  # memory that the first runs took outside the graphs' pool
+
+    @torch.no_grad()
+    def _warm_encoder(self) -> None:
+        config = self.network.config
+        chunk = config.chunk_tokens
+        nothing = np.zeros((0, config.output_size), np.float32)
+        prompt = VoicePrompt("", np.zeros(0, np.int32), nothing, np.ones(config.spk_embed_dim, np.float32))
+        for rows, new, context in itertools.product(WARM_ROWS, WARM_CHUNKS, WARM_CONTEXT):
+            if rows * (new + context) * chunk > MAX_GROUP_TOKENS:
+                continue
+            tokens = (0,) * ((context + new) * chunk)
+            span = Span(tokens, context * chunk, len(tokens), prompt, context_pages=(ZERO_PAGE,) * context)
+            self._encode([span] * rows)
+
+    def begin(self, spans: Sequence[Span]) -> SpanBatch:
+        """As ``FlowRunner.begin``. Spans that no graph can compute: full attention, or larger than the largest batch."""
+        packed = [index for index, span in enumerate(spans) if self._layout.fits(span, self._largest)]
+        others = sorted(set(range(len(spans))).difference(packed))
+        groups: list[tuple[Sequence[int], SpanGroup]] = [
+            ([others[place] for place in members], plain) for members, plain in self.plain_groups([spans[index] for index in others])
+        ]
+        for members in self._layout.group([spans[index] for index in packed], self._largest):
+            indices = [packed[member] for member in members]
+            groups.append((indices, self._group([spans[index] for index in indices])))
+        return SpanBatch.of(len(spans), groups)
+
+    def _group(self, spans: Sequence[Span]) -> SpanGroup:
+        """In the cheapest batch size that holds them."""
+        needed = self._layout.needs(spans)
+        call = next(call for call in self._calls if call.size.holds(needed))
+        return BufferedGroup(self, call, spans, call.buffers, call.memory.state())
+
+    @torch.no_grad()
+    def load(self, call: Call, spans: Sequence[Span]) -> None:
+        """Everything before the first step."""
+        first_conditions, conditions = self._encode(spans)
+        call.memory.bring(spans, first_conditions, conditions)
+
+    def launch(self, call: Call, number: int) -> None:
+        """Queue one of ``parts``."""
+        if call.graphs:
+            call.graphs[number].replay()
+        else:
+            self._launch(call, self.parts[number])
+
+    def results(self, call: Call, spans: Sequence[Span]) -> list[Tensor | EngineError]:
+        layout = self._layout
+        mel, is_finite = call.memory.results(output_rows(spans, layout))
+        results: list[Tensor | EngineError] = []
+        tile = frame = 0
+        for span in spans:
+            count, frames = layout.tiles(span), span.length * layout.ratio
+            good = all(is_finite[tile : tile + count])
+            results.append(mel[:, frame : frame + frames] if good else EngineError(NOT_FINITE))
+            tile, frame = tile + count, frame + frames
+        return results
+
+    def _encode(self, spans: Sequence[Span]) -> tuple[list[int], Tensor]:
+        """Conditions of all spans, [rows, channels], and the row where each span begins."""
+        found: list[Tensor] = []
+        first, end = [0] * len(spans), 0
+        for members in group_spans(spans, self.network.config.chunk_tokens, min_fill=0.0):
+            conditions = self.network.encode(*self.padded_batch([spans[index] for index in members], self.buckets))
+            found.append(conditions.flatten(0, 1))
+            for row, index in enumerate(members):
+                first[index] = end + row * conditions.shape[1]
+            end += len(found[-1])
+        return first, torch.cat(found)
+
+    def _launch(self, call: Call, steps: range) -> None:
+        memory = call.memory
+        self._solver.launch(steps, memory.arrays, memory.conditions, memory.mel, memory.is_finite)
+
+
+def _operations(device: torch.device) -> DitOperations:
+    if device.type == "cpu":
+        return plain_operations()
+    from bistream.token2mel.dit.graphs.cuda.launches import gpu_operations  # noqa: PLC0415  (needs Triton)
+
+    return gpu_operations()
