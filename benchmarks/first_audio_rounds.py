@@ -7,7 +7,7 @@ closed, each with its next text as soon as the last one has come, short and long
 twice what an H200 makes, at a server with ``admission_load`` 0.9, once. The server starts with empty caches (cold), then with full ones
 (warm). Writes first-audio-GPU.json, or cosyvoice3-first-audio-GPU.json, to --out; all that the benchmark said is in --work. It needs no
 package index, and finds the server as serve.py does (TRITON_SERVER, TRITON_BACKENDS). ``--size tiny`` runs on a CPU. Another tier:
-``--set kernels=graphs``. Language model and speech on two GPUs: ``--set device=cuda:1 --set llm_bistream.device=cuda:0``.
+``--set kernels=plain``. Language model and speech on two GPUs: ``--set device=cuda:1 --set llm_bistream.device=cuda:0``.
 """
 
 from __future__ import annotations

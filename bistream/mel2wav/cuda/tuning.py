@@ -6,7 +6,7 @@ Chosen by measurement on one H200 at full size; ``docs/log/gpu.md`` has the numb
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 WIDE_POSITIONS = 30_000  # from this many positions per call, larger tiles of ``convolve`` pay off
 
@@ -46,9 +46,6 @@ TILES = (
 )
 # with two sums in registers
 EXACT_TILES = (Tile(128, 128, 64, 3, 8, results=1.0), Tile(64, 64, 64, 4, 4, results=1.0), Tile(64, 32, 64, 4, 4))
-# GPUs with less shared memory (64 KiB: compute capability 7.5) have no matrix instructions that Triton uses: factors are held in registers
-MATRIX_SHARED = 96 * 1024
-SCALAR_TILE = Tile(64, 64, 16, 1, 8)
 
 
 def resampling_tile(positions: int, features: int, channels: int, shared: int, is_whole: bool = False) -> Tile:
@@ -56,8 +53,6 @@ def resampling_tile(positions: int, features: int, channels: int, shared: int, i
     needs all features."""
     size = 128 if positions >= WIDE_POSITIONS else 64
     block = features if is_whole else min(size, features)
-    if shared < MATRIX_SHARED:
-        return replace(SCALAR_TILE, block=features if is_whole else min(SCALAR_TILE.block, features))
     return Tile(block, size, math.gcd(channels, 64), 3, 8 if size * block > 8192 else 4)
 
 
@@ -65,8 +60,6 @@ def convolution_tile(
     positions: int, channels: int, outputs: int, groups: int, is_exact: bool, multiprocessors: int, shared: int
 ) -> Tile:  # fmt: skip
     """The largest tile that fits the ``shared`` memory of a program and keeps all multiprocessors busy."""
-    if shared < MATRIX_SHARED:
-        return SCALAR_TILE
     fitting = [tile for tile in (EXACT_TILES if is_exact else TILES) if tile.shared <= shared]
     fitting = [tile for tile in fitting if outputs % tile.block == 0 == positions % tile.positions and channels >= tile.channels]
     results = positions * outputs * groups
