@@ -19,6 +19,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from bistream.evaluation.forms import KINDS, REFERENCE, Form, make_forms, pairs_
 from bistream.evaluation.judge_process import DEFAULT_PYTHON, WANTED
 from bistream.evaluation.judging import chosen_judges, judge_all
 from bistream.evaluation.sets import BUILT_IN, Sentence, read_sets, spoken_and_left_out
-from bistream.evaluation.speaking import LocalSpeaker, ServerSpeaker, Utterance, configured, read_recordings, read_voice, speak
+from bistream.evaluation.speaking import LocalSpeaker, ServerSpeaker, Utterance, configured, file_of, read_recordings, read_voice, speak
 from bistream.evaluation.thresholds import parse_threshold
 from bistream.local import VoiceChoice
 from bistream.store.fingerprint import files_hash, versions
@@ -73,6 +74,11 @@ def make_parser() -> argparse.ArgumentParser:
     add("--fail-if", action="append", default=[], metavar="CONDITION", help="e.g. 'wer>3%%', 'word_by_word-one_shot>0.5%%'")
     add("--players", type=int, default=WORST, metavar="N", help="worst sentences that can be heard in the report (default: %(default)s)")
     add("--keep", type=Path, metavar="FOLDER", help="keep all sounds, as FORM/SET/ID.wav")
+    add(
+        "--resume",
+        action="store_true",
+        help="take what an interrupted run has kept; joints of these are not judged",
+    )
     add_security_arguments(parser)
     return parser
 
@@ -146,22 +152,32 @@ def speak_all(
             found[form.name] = read_recordings(form, sentences, folder)
         else:
             groups.setdefault(None if options.server else _config(options, form), []).append(form)
-    reference = None if options.reference_audio is None else read_voice(options.reference_audio)
+    if options.resume:
+        for form in (form for group in groups.values() for form in group):
+            there = [sentence for sentence in sentences if file_of(folder, form.name, sentence).is_file()]
+            found[form.name] = read_recordings(replace(form, recordings=file_of(folder, form.name, sentences[0]).parents[1]), there, folder)
     for config, group in groups.items():
-        speaker: LocalSpeaker | ServerSpeaker
-        if config is None:
-            inputs = {"speaker_id": options.speaker_id, "reference_wav": reference, "reference_text": options.reference_text}
-            given = {name: value for name, value in inputs.items() if value is not None}
-            speaker = ServerSpeaker(BistreamClient(options.server, security=options.security), given)
-        else:
-            speaker = LocalSpeaker(config, VoiceChoice(reference, options.reference_text, options.speaker_id))
+        if all(len(found[form.name]) == len(sentences) for form in group):
+            continue
+        speaker = _speaker(options, config)
         try:
             for form in group:
-                with tqdm(total=len(sentences), desc=form.name, unit="sentence", disable=None) as progress:
-                    found[form.name] = speak(speaker, form, sentences, folder, options.together, progress.update)
+                left = [sentence for sentence in sentences if sentence.number not in found[form.name]]
+                with tqdm(total=len(left), desc=form.name, unit="sentence", disable=None) as progress:
+                    found[form.name] |= speak(speaker, form, left, folder, options.together, progress.update)
         finally:
             speaker.close()
     return found
+
+
+def _speaker(options: argparse.Namespace, config: RuntimeConfig | None) -> LocalSpeaker | ServerSpeaker:
+    """config: None: a server."""
+    reference = None if options.reference_audio is None else read_voice(options.reference_audio)
+    if config is not None:
+        return LocalSpeaker(config, VoiceChoice(reference, options.reference_text, options.speaker_id))
+    inputs = {"speaker_id": options.speaker_id, "reference_wav": reference, "reference_text": options.reference_text}
+    given = {name: value for name, value in inputs.items() if value is not None}
+    return ServerSpeaker(BistreamClient(options.server, security=options.security), given)
 
 
 def _config(options: argparse.Namespace, form: Form) -> RuntimeConfig:
@@ -180,6 +196,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(words)
     if min(options.together, options.judge_processes, options.count or 1) < 1:
         parser.error("--together, --judge-processes and --count must be 1 or more")
+    if options.resume and options.keep is None:
+        parser.error("--resume needs --keep, where the sounds are")
     check_voice(parser, options)
     options.security = security_of(parser, options)
     options.command = shlex.join(["bistream", "evaluate", *words]).replace(options.security.api_key or "\0", "KEY")

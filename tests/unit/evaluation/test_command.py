@@ -48,6 +48,21 @@ def test_a_server_is_spoken_to_in_one_request_and_in_pieces(tmp_path: Path, caps
     assert len(list((tmp_path / "kept/word_by_word/mine").glob("*.wav"))) == 3
 
 
+def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+    words = ["--form", "one_shot", "--keep", str(tmp_path / "kept")]
+    with reading() as server:
+        server.card = {"sample_rate": "24000"}
+        assert evaluate(server, tmp_path, *words) == 0
+        first = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+        (tmp_path / "kept/one_shot/mine/0002.wav").unlink()
+        before = len(server.received)
+        assert evaluate(server, tmp_path, *words, "--resume") == 0
+        assert [request.inputs["target_text"].decode() for request in server.received[before:]] == [TEXTS[1]]
+    second = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    sounds = [[row["forms"]["one_shot"]["sound"] for row in report["sentences"]] for report in (first, second)]
+    assert sounds[0] == sounds[1]
+
+
 def test_conditions_decide_the_exit_code(tmp_path: Path) -> None:
     with reading(Refuser()) as server:
         server.card = {"sample_rate": "24000", "languages": "en"}
