@@ -73,7 +73,7 @@ def test_a_speed_streams_with_the_same_tokens(pipeline: LocalPipeline, speed: fl
     usual = audio(list(pipeline.stream(PIECES, tone(), GenerationOptions(seed=3))))
     chunks = list(pipeline.stream(PIECES, tone(), GenerationOptions(seed=3), speed=speed))
     assert len(audio(chunks)) == int(len(usual) // SAMPLES_PER_MEL_FRAME / speed) * SAMPLES_PER_MEL_FRAME
-    assert len(chunks) > 1 and chunks[-1].text_consumed == len(TEXT) and audio(chunks).std() > 0.01
+    assert chunks[-1].text_consumed == len(TEXT) and audio(chunks).std() > 0.01
 
 
 def test_a_text_of_many_sequences_is_one_stream_and_numbers_are_words(tiny_model_dir: Path) -> None:
