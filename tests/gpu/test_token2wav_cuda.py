@@ -163,10 +163,10 @@ def test_graphs_change_nothing(kind: str) -> None:
 
 
 def test_the_configuration_chooses_the_runner() -> None:
-    assert isinstance(FlowStage(config(kernels="kernels"), SIZES).runner, CudaFlowRunner)
+    assert isinstance(FlowStage(config(kernels="graphs"), SIZES).runner, CudaFlowRunner)
     assert not isinstance(FlowStage(config(kernels="plain"), SIZES).runner, CudaFlowRunner)
     assert not isinstance(FlowStage(config(kernels="auto", dtype="float32"), SIZES).runner, CudaFlowRunner)
-    assert isinstance(make_vocoder(config(kernels="kernels"), SIZES), CudaVocoderStage)
+    assert isinstance(make_vocoder(config(kernels="graphs"), SIZES), CudaVocoderStage)
     assert not isinstance(make_vocoder(config(kernels="plain"), SIZES), CudaVocoderStage)
 
 
