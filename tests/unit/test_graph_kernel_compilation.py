@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def test_they_compile_and_fit(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     simulate(capability, monkeypatch, tmp_path)
     assert names_that_compile_and_fit(lambda: launch_all(dtype), capability) == {
-        "advance_rows", "attend_slots", "convolve_tiles", "extend_rows", "project_pages", "turn_tiles",
+        "advance_rows", "attend_slots", "convolve_tiles", "extend_rows", "project_pages", "turn_tiles", "widen_pages",
     }  # fmt: skip
 
 

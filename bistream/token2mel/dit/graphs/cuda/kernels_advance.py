@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from bistream.token2mel.dit.graphs.cuda.pieces_state import scaled_rows
+from bistream.token2mel.dit.graphs.cuda.pieces_state import whole
 
 
 @triton.jit
@@ -32,6 +32,8 @@ def advance_rows(
     tl.store(normed_ptr + place, normed, mask=is_column)
     if pages_ptr is not None:
         line = tl.load(page_ptr + row // FRAMES) * FRAMES + row % FRAMES
-        kept, scale = scaled_rows(tl.where(is_column, normed, 0.0)[None, :], LARGEST)
-        tl.store(scales_ptr + line + tl.arange(0, 1), scale)
-        tl.store(pages_ptr + line * DIM + column[None, :], kept, mask=is_column[None, :])
+        kept = tl.where(is_column, normed.to(tl.float32), 0.0)  # of a row that is not finite no number is: the maximum passes none over
+        largest = tl.max(tl.abs(kept), axis=0)
+        tl.store(scales_ptr + line, largest / LARGEST)
+        kept = whole(kept * tl.where(largest > 0.0, LARGEST / largest, 0.0))
+        tl.store(pages_ptr + line * DIM + column, kept, mask=is_column)

@@ -18,6 +18,7 @@ _ROWS = 64  # frames of a program, and keys that it sees at a time
 # Of the product over stored pages. Faster than the matrix library on an H200 (docs/log); 96 KB of shared memory, which most GPUs have.
 _TILE = {"ROWS": 128, "COLUMNS": 128, "DEPTH": 64, "num_warps": 8, "num_stages": 3}
 _PROGRAMS = 2  # of a multiprocessor
+_WIDENING_PROGRAMS, _PIECE = 4, 2048  # times as many, and numbers that each takes at a time
 
 
 def convolve(x: Tensor, tail: StateRows, previous: Tensor, last: Tensor, page: Tensor, conv: PackedConv) -> Tensor:
@@ -53,8 +54,12 @@ def project_context(pages: StateRows, slots: Slots, weight: Tensor, bias: Tensor
     width, stored = weight.shape[1], len(slots.page)
     out = torch.empty(blocks, stored, frames, width, dtype=weight.dtype, device=weight.device)
     programs = _PROGRAMS * torch.cuda.get_device_properties(weight.device).multi_processor_count
+    wide = torch.empty(blocks, stored, frames * dim, dtype=weight.dtype, device=weight.device)
+    kernels_context.widen_pages[(programs * _WIDENING_PROGRAMS,)](
+        values, values.stride(0), slots.page, slots.used, wide, wide.stride(0), stored // 2, blocks, SIZE=frames * dim, PIECE=_PIECE
+    )
     kernels_context.project_pages[(programs,)](
-        values, values.stride(0), scales, scales.stride(0), slots.page, slots.used, slots.start,
+        wide, wide.stride(0), scales, scales.stride(0), slots.page, slots.used, slots.start,
         weight, weight.stride(0), bias, bias.stride(0), table,
         table[0].numel(), out, out.stride(0), stored // 2, blocks, FRAMES=frames, DIM=dim, OUT=width, WIDTH=2 * table.shape[2], **_TILE,
     )  # fmt: skip
