@@ -52,13 +52,13 @@ def test_an_older_gpu_runs_plain_pytorch_and_logs_why(gpu: Simulated, caplog: py
     assert caplog.messages == ["flow: plain PyTorch on NVIDIA Test (recorded graphs need compute capability 8.0)"]
 
 
-@pytest.mark.parametrize("version", ["3.3.1", "2.9.0", "3.8.0", "3.60.0", "4.4.0", "", "unknown"])
+@pytest.mark.parametrize("version", ["3.4.0", "2.9.0", "3.8.0", "3.60.0", "4.4.0", "", "unknown"])
 def test_another_triton_leaves_plain_pytorch(gpu: Simulated, version: str) -> None:
     gpu.triton = version
     choice = choose_tier("flow", "auto", GPU, torch.float16)
     assert choice.tier is Tier.PLAIN
-    assert choice.reasons == (f"recorded graphs need Triton 3.4 to 3.7, and {version or 'none'} is installed",)
-    with pytest.raises(ConfigError, match="need Triton 3.4 to 3.7"):
+    assert choice.reasons == (f"recorded graphs need Triton 3.5 to 3.7, and {version or 'none'} is installed",)
+    with pytest.raises(ConfigError, match="need Triton 3.5 to 3.7"):
         choose_tier("flow", "graphs", GPU, torch.float16)
 
 
