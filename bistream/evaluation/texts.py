@@ -1,7 +1,7 @@
-"""What of a text was heard: one normal form, the readings of its numbers, and errors in units.
+"""Errors of a transcript against its text: one normal form, the readings of its numbers, and errors in units.
 
-A unit is a word or, of Chinese and Japanese, a character: texts that mix both scripts have both. Nobody can hear whether a number was
-written in digits, so a text and what was heard of it are compared in every reading of both, and the best pair counts.
+A unit is a word or, of Chinese and Japanese, a character: texts that mix both scripts have both. Digits and
+number words sound alike, so a text and its transcript are compared in all their readings, and the best pair counts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stored rows: what is read is what was written, to half a step of a row's largest number."""
+"""Rows are read as they were written, with an error of at most half a quantisation step."""
 
 from __future__ import annotations
 
