@@ -10,9 +10,12 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from bistream.token2mel.state_rows import StateRows
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -76,6 +79,19 @@ def assert_close(found: Tensor, exact: Tensor, bound: float) -> None:
     assert error <= bound, f"relative error {error:.2e} is above {bound:.0e}"
     worst = float((difference.abs() / (exact.abs() + exact.square().mean().sqrt()).clamp(min=1e-30)).max())
     assert worst <= 10 * bound, f"the worst relative error of an element, {worst:.2e}, is above {10 * bound:.0e}"
+
+
+def scales_of(rows: StateRows) -> Tensor:
+    """Of rows that are stored as integers."""
+    assert rows.scales is not None
+    return rows.scales
+
+
+def assert_same_rows(found: StateRows, expected: StateRows, places: Any = ...) -> None:
+    """Scales agree to a rounding, and with them integers to one, where a number lies between two. Poison is the same in both."""
+    torch.testing.assert_close(scales_of(found)[places], scales_of(expected)[places], rtol=1e-6, atol=0, equal_nan=True)
+    apart = (found.values[places].int() - expected.values[places].int()).abs()
+    assert int(apart.max()) <= 1 and float(apart.float().mean()) < 1e-2
 
 
 @contextmanager

@@ -119,6 +119,9 @@ class BatchArrays(Generic[Array]):
     tokens: RateArrays[Array]
     frames: RateArrays[Array]
     table: Array  # [sessions, chunks], page of each stored chunk
+    widened: Array  # [1], number of pages that the estimator's attention reads
+    widened_page: Array  # [pages], each of them once
+    widened_table: Array  # [sessions, chunks], place of each stored chunk among those
     estimator_tiles: Array  # as ``RateArrays.tiles``, of the estimator's attention for many rows, the longest first
     chunk_items: Array  # [1]
     chunk_item: Array  # [items, CHUNK_ITEM_NUMBERS]
@@ -156,8 +159,8 @@ def _leaves(node: Any) -> list[Any]:
     return [leaf for field in dataclasses.fields(node) for leaf in _leaves(getattr(node, field.name))]
 
 
-def batch_shapes(bucket: Bucket, tiles: TileSizes, config: FlowConfig) -> BatchArrays[Shape]:
-    """The shape of every array of a batch."""
+def batch_shapes(bucket: Bucket, tiles: TileSizes, config: FlowConfig, pages: int) -> BatchArrays[Shape]:
+    """The shape of every array of a batch. pages: that there are in all."""
     tokens, sessions = bucket.tokens, bucket.sessions
     frames = tokens * config.token_mel_ratio
     extended = tokens + sessions * LOOKAHEAD_HISTORY_TOKENS
@@ -175,6 +178,9 @@ def batch_shapes(bucket: Bucket, tiles: TileSizes, config: FlowConfig) -> BatchA
         tokens=at_rate(tokens, tiles.tokens),
         frames=at_rate(frames, tiles.frames),
         table=(sessions, table_chunks(config)),
+        widened=(1,),
+        widened_page=(widened_pages(bucket, config, pages),),
+        widened_table=(sessions, table_chunks(config)),
         estimator_tiles=tile_list(frames, tiles.estimator),
         chunk_items=(1,),
         chunk_item=(chunk_items, CHUNK_ITEM_NUMBERS),
@@ -196,6 +202,11 @@ def batch_shapes(bucket: Bucket, tiles: TileSizes, config: FlowConfig) -> BatchA
 def table_chunks(config: FlowConfig) -> int:
     """Width of a session's page table: chunks of the longest possible sequence."""
     return -(-MAX_FRAMES // config.estimator.static_chunk_size)
+
+
+def widened_pages(bucket: Bucket, config: FlowConfig, pages: int) -> int:
+    """Most pages that a batch reads."""
+    return min(pages, bucket.sessions * table_chunks(config))
 
 
 def max_tiles(rows: int, tile: int, sessions: int) -> int:

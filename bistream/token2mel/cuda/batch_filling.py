@@ -47,6 +47,7 @@ def fill(
     total = len(local)
     for row, span in enumerate(spans):
         arrays.table[row, : len(span.context_pages)] = span.context_pages
+    _fill_widened(arrays, spans)
     for at_rate, rate in ((arrays.tokens, 1), (arrays.frames, ratio)):
         at_rate.live[0] = total * rate
         at_rate.session[: len(spans), SessionField.FIRST_ROW] = first * rate
@@ -68,6 +69,18 @@ def fill(
     arrays.frame_noise[: len(frame_local)] = np.minimum(starts[frame_session] * ratio + frame_local, MAX_FRAMES - 1)
     _fill_first_step(arrays.frame_free, (starts[session] + local), (starts + lengths)[session], chunk, ratio)
     _fill_lookahead(arrays, spans, lengths, starts, config.pre_lookahead_len)
+
+
+def _fill_widened(arrays: BatchArrays[IntArray32], spans: Sequence[Span]) -> None:
+    """The pages of all spans, those of a shared prompt once, and the places of each span's."""
+    pages, place = np.unique([page for span in spans for page in span.context_pages], return_inverse=True)
+    arrays.widened[0] = len(pages)
+    arrays.widened_page[: len(pages)] = pages
+    first = 0
+    for row, span in enumerate(spans):
+        count = len(span.context_pages)
+        arrays.widened_table[row, :count] = place[first : first + count]
+        first += count
 
 
 def _fill_first_step(out: IntArray32, position: NDArray[np.int64], end: NDArray[np.int64], chunk: int, ratio: int) -> None:

@@ -26,6 +26,7 @@ from bistream.gpu.arithmetic import fast_inverse, fast_mish
 from bistream.gpu.dependent_launch import start_successor, wait_predecessor
 from bistream.token2mel.cuda.batch import CHUNK_ITEM_NUMBERS, ChunkItemField
 from bistream.token2mel.cuda.pieces_few import add_rows, dot_halves, load_halves, moments, normed, prefetch
+from bistream.token2mel.cuda.pieces_state import HIGHEST, whole, widen_rows
 
 ITEM_NUMBERS = tl.constexpr(CHUNK_ITEM_NUMBERS)
 ITEM_FIRST_ROW = tl.constexpr(int(ChunkItemField.FIRST_ROW))
@@ -42,18 +43,23 @@ HIDDEN = tl.constexpr(-1.0e30)  # score of a missing key; finite, so that differ
 @triton.jit
 def query_few(
     x_ptr, raw_ptr, raw_gamma_ptr, raw_beta_ptr, gamma_ptr, beta_ptr, wq_ptr, wk_ptr, bias_ptr, live_ptr, keep_ptr,
-    odd_ptr, normed_ptr, page_ptr, query_ptr,
-    WIDTH: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr, EPS: tl.constexpr,
-    PDL: tl.constexpr,
+    odd_ptr, normed_ptr, page_ptr, scales_ptr, query_ptr, queries, read_ptr, used_ptr, widened_ptr,
+    WIDTH: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    WIDENED_ROWS: tl.constexpr, EPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """LayerNorm, query projection, times the key projection: 16 bit [rows, HEADS, WIDTH]. Grid: HEADS * rows / ROWS.
+    """LayerNorm, query projection, times the key projection: 16 bit [rows, HEADS, WIDTH]. Grid: ``queries``, HEADS * rows / ROWS, and any
+    number of programs that widen the stored rows for the attention meanwhile, see ``widen_rows``.
 
     FIRST: x is not the stream but the shortcut of a residual block, and mish(LayerNorm(raw)) is added. The programs of a row tile
-    divide the columns of the other stores: the normalised rows, also to the page that keeps them (keep: row of the page memory, or -1),
-    and x plus the output's bias to ``odd``. wq, wk: [HEADS * HEAD, WIDTH].
+    divide the columns of the other stores: the normalised rows, also to the page that keeps them (keep: row of the page memory, or -1;
+    page, scales: ``StateRows``), and x plus the output's bias to ``odd``. wq, wk: [HEADS * HEAD, WIDTH].
     """
     if PDL:
         start_successor()
+    if tl.program_id(0) >= queries:
+        part, parts = tl.program_id(0) - queries, tl.num_programs(0) - queries
+        widen_rows(page_ptr, scales_ptr, read_ptr, used_ptr, widened_ptr, part, parts, CHUNK, WIDTH, WIDENED_ROWS, PDL)
+        return
     head = tl.program_id(0) % HEADS
     first = tl.program_id(0) // HEADS * ROWS
     live = tl.load(live_ptr)
@@ -94,24 +100,21 @@ def query_few(
     n_own = normed(own_x, mean, scale, own_gamma, own_beta).to(wk.dtype)
     tl.store(odd_ptr + row * WIDTH + own, own_x + own_bias.to(tl.float32), mask=exists)
     tl.store(normed_ptr + row * WIDTH + own, n_own, mask=exists)
-    tl.store(page_ptr + keep * WIDTH + own, n_own, mask=keep >= 0)
+    largest = tl.max(tl.maximum(tl.abs(n_first), tl.abs(n_second)).to(tl.float32), axis=1, keep_dims=True)
+    largest += tl.sum((n_first + n_second).to(tl.float32) * 0.0, axis=1, keep_dims=True)  # the maximum passes NaN over
+    kept = whole(n_own.to(tl.float32) * tl.where(largest > 0.0, HIGHEST / largest, 0.0))
+    tl.store(page_ptr + keep * WIDTH + own, kept, mask=keep >= 0)
+    tl.store(scales_ptr + keep, largest / HIGHEST, mask=(keep >= 0) & (head == 0))
     folded = tl.dot(query, wk).to(wk.dtype)
     tl.store(query_ptr + row * (HEADS * WIDTH) + head * WIDTH + tl.arange(0, WIDTH)[None, :], folded)
 
 
 @triton.jit
-def _prefetch(
-    page_ptr, table, keys, wv_ptr, wo_ptr, head, CHUNK: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr
-):  # fmt: skip
-    """Have the weights of a head, and its share of the stored tiles, brought to the L2 cache. keys: first, step, end of the stored ones."""
-    LINES: tl.constexpr = CHUNK * WIDTH // 64
+def _prefetch(wv_ptr, wo_ptr, head, WIDTH: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr):
+    """Have the weights of a head brought to the L2 cache."""
     line = tl.arange(0, WIDTH)
     prefetch(wv_ptr + head * (HEAD * WIDTH) + line * HEAD)
     prefetch(wo_ptr + line * (HEADS * HEAD) + head * HEAD)
-    first, step, end = keys
-    for key in tl.range(first + head * step, end, HEADS * step, num_stages=1):
-        page = tl.load(table + key).to(tl.int64)
-        prefetch(page_ptr + page * (CHUNK * WIDTH) + tl.minimum(tl.arange(0, 256), LINES - 1) * 64)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -126,7 +129,8 @@ def attend_few(
     Grid: HEADS * tiles of a chunk * items. With SPLITS 1 the head's part of the output is added to ``odd``. With more, values go to
     ``parts``, 16 bit [SPLITS, rows, HEADS, HEAD], and the log-sum-exp of the scores (base 2) to ``lse``, float32 [SPLITS, rows, HEADS]:
     see ``join_few``.
-    count: int32, number of items. item: int32 [items, ITEM_NUMBERS], see ``batch.ChunkItemField``. wv: [HEADS * HEAD, WIDTH].
+    page, table: widened pages, and each session's. count: int32, number of items. item: int32 [items, ITEM_NUMBERS], see
+    ``batch.ChunkItemField``. wv: [HEADS * HEAD, WIDTH].
     wo: [WIDTH, HEADS * HEAD]. ``even`` is cleared. STAGES: tiles of keys in flight, one less in shared memory.
     """
     if PDL:
@@ -160,7 +164,7 @@ def attend_few(
     feature = head * HEAD + tl.arange(0, HEAD)
     page = tl.load(table + first_key, mask=first_key < stored, other=0)
     if PDL:
-        _prefetch(page_ptr, table, (first_key, splits, stored), wv_ptr, wo_ptr, head, CHUNK, WIDTH, HEADS, HEAD)
+        _prefetch(wv_ptr, wo_ptr, head, WIDTH, HEADS, HEAD)
         wait_predecessor()
 
     local = begin + tl.arange(0, ROWS)

@@ -277,7 +277,7 @@ def attend_pages_large(
 ):  # fmt: skip
     """softmax(query . X) X for FRAMES frames of one session and all heads: [rows, HEADS, WIDTH]. Grid: (programs,).
 
-    tile: ``BatchArrays.estimator_tiles``. session: ``RateArrays.session``. table: pages of each session's stored chunks.
+    tile: ``BatchArrays.estimator_tiles``. session: ``RateArrays.session``. table: widened pages of each session's stored chunks.
     A frame sees stored chunks and the new chunks up to its own; ``LEFT`` > 0 bounds how many chunks back.
 
     Any number of programs: program p computes tiles p, p + programs, ... It is fastest with

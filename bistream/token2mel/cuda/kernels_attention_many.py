@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from bistream.token2mel.cuda.pieces_attention import load_tile
+from bistream.token2mel.cuda.pieces_state import widen_rows
 
 _HIDDEN = tl.constexpr(-1.0e30)  # score of a key that is not visible; finite, so that a row without keys so far stays finite
 
@@ -37,6 +38,15 @@ def _page_of(table_ptr, key, stored, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def widen_pages(
+    values_ptr, scales_ptr, page_ptr, used_ptr, out_ptr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """Any number of programs: the pages that a batch reads in 16 bit, see ``widen_rows``."""
+    part, parts = tl.program_id(0), tl.num_programs(0)
+    widen_rows(values_ptr, scales_ptr, page_ptr, used_ptr, out_ptr, part, parts, CHUNK, WIDTH, ROWS, PDL=False)
+
+
+@triton.jit
 def attend_pages(
     query_ptr, xn_ptr, page_ptr, tile_ptr, session_ptr, table_ptr, out_ptr, scale,
     WIDTH: tl.constexpr, HEADS: tl.constexpr, CHUNK: tl.constexpr, TABLE: tl.constexpr, LEFT: tl.constexpr,
@@ -46,7 +56,7 @@ def attend_pages(
 
     A tile of the batch has PARTS * FRAMES frames.
 
-    tile: ``BatchArrays.estimator_tiles``. session: ``RateArrays.session``. table: pages of each session's stored chunks.
+    tile: ``BatchArrays.estimator_tiles``. session: ``RateArrays.session``. table: widened pages of each session's stored chunks.
     A frame sees stored chunks and the new chunks up to its own; ``LEFT`` > 0 bounds how many chunks back.
     """
     tile = tl.program_id(0) // PARTS

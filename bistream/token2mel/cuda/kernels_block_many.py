@@ -14,13 +14,13 @@ from bistream.token2mel.cuda.pieces_many import product, store_norm
 
 @triton.jit
 def add_rows(
-    a_ptr, w_ptr, bias_ptr, live_ptr, x_ptr, gamma_ptr, beta_ptr, copy_ptr, copy_stride, keep_ptr, page_ptr,
+    a_ptr, w_ptr, bias_ptr, live_ptr, x_ptr, gamma_ptr, beta_ptr, copy_ptr, copy_stride, keep_ptr, page_ptr, scales_ptr,
     DEPTH: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, EPS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """x += a W^T + b with a 16 bit [rows, DEPTH], x float32 [rows, WIDTH]; LayerNorm(x) to ``copy`` in 16 bit. Grid: (row tiles,).
 
-    copy: rows ``copy_stride`` apart. keep, page: see ``store_norm``. gamma, beta: None at the end of a residual stream, where x is
+    copy: rows ``copy_stride`` apart. keep, page, scales: see ``store_norm``. gamma, beta: None at the end of a residual stream, where x is
     unchanged and the sum itself goes to ``copy``.
     """
     first = tl.program_id(0) * TILE
@@ -38,7 +38,7 @@ def add_rows(
         tl.store(copy_ptr + row[:, None] * copy_stride + column[None, :], total.to(copy_ptr.dtype.element_ty))
     else:
         tl.store(at, total)
-        store_norm(total, row, column, live, gamma_ptr, beta_ptr, copy_ptr, copy_stride, keep_ptr, page_ptr, WIDTH, EPS)
+        store_norm(total, row, column, live, gamma_ptr, beta_ptr, copy_ptr, copy_stride, keep_ptr, page_ptr, scales_ptr, WIDTH, EPS)
 
 
 @triton.jit

@@ -94,13 +94,13 @@ def window_activate(
 def window_residual(
     x_ptr, x_stride, w_ptr, bias_ptr, live_ptr, frame_ptr, last_ptr, keep_ptr, tail_ptr, tail_column,
     gamma_ptr, beta_ptr, source_ptr, source_stride, shortcut_ptr, shortcut_bias_ptr, out_ptr,
-    copy_ptr, next_gamma_ptr, next_beta_ptr, row_keep_ptr, page_ptr,
+    copy_ptr, next_gamma_ptr, next_beta_ptr, row_keep_ptr, page_ptr, scales_ptr,
     CHANNELS: tl.constexpr, SOURCE_CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TAIL_WIDTH: tl.constexpr, TILE: tl.constexpr,
     STEP: tl.constexpr, STAGES: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     """The end of a residual block: mish(LayerNorm(convolution)) + source W^T + b, float32 [rows, WIDTH]. Grid: (row tiles,).
 
-    copy, row_keep, page: where the next LayerNorm goes, see ``store_norm``.
+    copy, row_keep, page, scales: where the next LayerNorm goes, see ``store_norm``.
     """
     live = tl.load(live_ptr)
     first = tl.program_id(0) * TILE
@@ -114,4 +114,4 @@ def window_residual(
     total += mish(layer_norm(raw, tl.load(gamma_ptr + feature), tl.load(beta_ptr + feature), WIDTH, EPS))
     total += tl.load(shortcut_bias_ptr + feature).to(tl.float32)[None, :]
     tl.store(out_ptr + row[:, None] * WIDTH + feature[None, :], total)
-    store_norm(total, row, feature, live, next_gamma_ptr, next_beta_ptr, copy_ptr, WIDTH, row_keep_ptr, page_ptr, WIDTH, EPS)
+    store_norm(total, row, feature, live, next_gamma_ptr, next_beta_ptr, copy_ptr, WIDTH, row_keep_ptr, page_ptr, scales_ptr, WIDTH, EPS)

@@ -29,6 +29,8 @@ from bistream.token2mel.layers import WindowLinear
 from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 
 _EPS = 1e-5
+_WIDENING_PROGRAMS = 256  # about two for each multiprocessor of a large GPU
+_WIDENED_ROWS = 4  # that each takes at a time
 _WINDOW = WINDOW_FRAMES + 2  # rows of a convolution's window, history included
 
 
@@ -108,6 +110,7 @@ class _Half:
             for tensor in (buffers.inputs, buffers.x, buffers.odd, buffers.shortcut, buffers.middle, buffers.normed, buffers.query)
         )
         self.raw, self.active, self.source = (tensor[rows] for tensor in (buffers.raw, buffers.active, buffers.source))
+        self.widened = buffers.widened[half]
         split_rows = batch.tiles.key_splits * self.frames
         splits = slice(half * split_rows, (half + 1) * split_rows)
         self.parts, self.lse = buffers.parts[splits], buffers.lse[splits]
@@ -166,20 +169,18 @@ class _Half:
         )  # fmt: skip
         self._tail_column += channels
 
-    def _memory(self) -> Tensor:
-        """Pages of the current block's normalised inputs."""
-        memory: Tensor = self.batch.pages.context[self._step, self._block][self.half]
-        return memory
-
     def _query(self, block: TransformerBlock, residual: ResidualBlock | None) -> None:
         """residual: the residual block before this block, if it is the first of its unit."""
-        batch, norm, rows = self.batch, block.norm_attention, self.batch.tiles.rows
+        batch, arrays, norm, rows = self.batch, self.batch.arrays, block.norm_attention, self.batch.tiles.rows
         before = residual.block2.norm if residual is not None else norm
-        kernels_attention_few.query_few[(batch.config.num_heads * self.frames // rows,)](
+        stored = batch.pages.context[self._step, self._block, self.half]
+        queries = batch.config.num_heads * self.frames // rows
+        kernels_attention_few.query_few[(queries + _WIDENING_PROGRAMS,)](
             self.x if residual is None else self.shortcut, self.active, before.weight, before.bias, norm.weight, norm.bias,
-            block.to_query.weight, block.to_keys_values.weight, block.to_out.bias, self.live, batch.arrays.frames.keep, self.odd,
-            self.normed, self._memory(), self.query, FIRST=residual is not None, ROWS=rows, EPS=_EPS, **self._heads,
-            **self._options(4 if rows < 32 else 8),
+            block.to_query.weight, block.to_keys_values.weight, block.to_out.bias, self.live, arrays.frames.keep, self.odd,
+            self.normed, stored.values, stored.scales, self.query, queries, arrays.widened_page, arrays.widened, self.widened,
+            FIRST=residual is not None, ROWS=rows, CHUNK=batch.pages.chunk_frames, WIDENED_ROWS=_WIDENED_ROWS, EPS=_EPS,
+            **self._heads, **self._options(4 if rows < 32 else 8),
         )  # fmt: skip
 
     def _attend(self, block: TransformerBlock) -> None:
@@ -188,7 +189,7 @@ class _Half:
         heads, chunk, splits = batch.config.num_heads, batch.pages.chunk_frames, tiles.key_splits
         values, output = block.to_keys_values.weight[block.to_query.weight.shape[0] :], block.to_out.weight
         kernels_attention_few.attend_few[(heads * -(-chunk // tiles.attend_rows) * len(arrays.chunk_item),)](
-            self.query, self.normed, self._memory(), arrays.chunk_items, arrays.chunk_item, arrays.table, values, output,
+            self.query, self.normed, self.widened, arrays.chunk_items, arrays.chunk_item, arrays.widened_table, values, output,
             self.parts, self.lse, self.odd, self.x, self._scale, self.frames, CHUNK=chunk, TABLE=arrays.table.shape[1],
             LEFT=batch.left_context_chunks, SPLITS=splits, ROWS=tiles.attend_rows, STAGES=tiles.attend_stages,
             **self._heads, **self._options(4),

@@ -28,6 +28,8 @@ from bistream.token2mel.layers import WindowLinear
 from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 
 _EPS = 1e-5
+_WIDENING_PROGRAMS = 512  # more would take multiprocessors from the linear layers
+_WIDENED_ROWS = 16  # that each takes at a time
 GLUON_TRITON = "3.6"  # PyTorch 2.11
 
 
@@ -116,7 +118,7 @@ class _Half:
             tensor[rows] for tensor in (buffers.x, buffers.normed, buffers.raw, buffers.active, buffers.source)
         )
         self.query, self.attended = buffers.query[rows], buffers.attended[rows]
-        self.values, self.hidden = buffers.values[rows], buffers.hidden[rows]
+        self.values, self.hidden, self.widened = buffers.values[rows], buffers.hidden[rows], buffers.widened[half]
         self._scale = math.log2(math.e) / math.sqrt(batch.config.attention_head_dim)
         self._left = left_context_chunks
         self._tail_width = sum(conv_inputs(batch.config))
@@ -127,6 +129,7 @@ class _Half:
         first, second = self.joined[:, :width], self.joined[:, width:]
         self._step, self._tail_column, self._block = step, 0, 0
         self._attention_stream, self._is_alone = attention, is_alone
+        attention.wait_stream(torch.cuda.current_stream(self.x.device))
         self._unit(down, self.inputs, time_biases[0], second)
         self._convolve(network.down_conv, second, self.source)
         for index, unit in enumerate(mids):
@@ -158,7 +161,7 @@ class _Half:
         norm, shortcut, next_norm = block.block2.norm, block.shortcut, following.norm_attention
         kernels_convolution_many.window_residual[(self.frames // rows,)](
             *self._window(block.block2.conv, self.active), norm.weight, norm.bias, source, source.stride(0), shortcut.weight, shortcut.bias,
-            self.x, self.normed, next_norm.weight, next_norm.bias, *self._keep(),
+            self.x, self.normed, next_norm.weight, next_norm.bias, self.batch.arrays.frames.keep, *self._stored(),
             CHANNELS=self.width, SOURCE_CHANNELS=channels, TILE=rows, STEP=math.gcd(channels, depth), STAGES=stages,
             num_warps=warps, **sizes,
         )  # fmt: skip
@@ -181,25 +184,31 @@ class _Half:
             STEP=math.gcd(channels, depth), STAGES=stages, PDL=False, num_warps=warps,
         )  # fmt: skip
 
-    def _memory(self) -> Tensor:
-        """Pages of the current block's normalised inputs."""
-        memory: Tensor = self.batch.pages.context[self._step, self._block][self.half]
-        return memory
-
-    def _keep(self) -> tuple[Tensor, Tensor]:
-        return self.batch.arrays.frames.keep, self._memory()
+    def _stored(self) -> tuple[Tensor, Tensor | None]:
+        """Pages of the current block's normalised inputs: integers and scales."""
+        stored = self.batch.pages.context[self._step, self._block, self.half]
+        return stored.values, stored.scales
 
     def _attend_aside(self) -> None:
         rest = torch.cuda.current_stream(self.x.device)
+        with torch.cuda.stream(self._attention_stream):
+            self._widen()  # meanwhile the rest computes the query
         self._attention_stream.wait_stream(rest)
         with torch.cuda.stream(self._attention_stream):
             self._attend()
         rest.wait_stream(self._attention_stream)
 
+    def _widen(self) -> None:
+        arrays, chunk = self.batch.arrays, self.batch.pages.chunk_frames
+        kernels_attention_many.widen_pages[(_WIDENING_PROGRAMS,)](
+            *self._stored(), arrays.widened_page, arrays.widened, self.widened, CHUNK=chunk, WIDTH=self.width, ROWS=_WIDENED_ROWS
+        )
+
     def _attend(self) -> None:
         batch, arrays = self.batch, self.batch.arrays
         frames, keys, stages, warps = batch.tuning.attention
-        tensors = (self.query, self.normed, self._memory(), arrays.estimator_tiles, arrays.frames.session, arrays.table, self.attended)
+        places = (arrays.estimator_tiles, arrays.frames.session, arrays.widened_table)
+        tensors = (self.query, self.normed, self.widened, *places, self.attended)
         sizes = {"WIDTH": self.width, "HEADS": batch.config.num_heads, "CHUNK": batch.pages.chunk_frames, "TABLE": arrays.table.shape[1]}
         if batch.hopper_programs:
             self._attend_on_hopper(*tensors, self._scale, LEFT=self._left, FRAMES=TILE_FRAMES, KEYS=64, num_warps=4, **sizes)
@@ -244,9 +253,9 @@ class _Half:
         """Onto ``x``, whose LayerNorm goes to ``out``; without ``norm`` the sum itself does, and ``x`` stays. keeps: to pages, too."""
         tile, _, depth, stages, warps = self.batch.tuning.add
         gamma, beta = (norm.weight, norm.bias) if norm is not None else (None, None)
-        keep, page = (self.batch.arrays.frames.keep, self._memory()) if keeps else (None, None)
+        keep, values, scales = (self.batch.arrays.frames.keep, *self._stored()) if keeps else (None, None, None)
         kernels_block_many.add_rows[(self.frames // tile,)](
-            rows, linear.weight, linear.bias, self.live, self.x, gamma, beta, out, out.stride(0), keep, page,
+            rows, linear.weight, linear.bias, self.live, self.x, gamma, beta, out, out.stride(0), keep, values, scales,
             DEPTH=rows.shape[1], WIDTH=self.width, TILE=tile, STEP=depth, STAGES=stages, EPS=_EPS, **self._options(warps),
         )  # fmt: skip
 

@@ -14,9 +14,12 @@ class FlowBuffers:
     """``frames``: capacity of the largest bucket. Names and shapes are those of the kernels' arguments.
 
     few_rows: rows (both halves) of the largest bucket for ``launches_few``. split_rows: largest product of rows and key splits of those.
+    pages: most pages that a batch reads.
     """
 
-    def __init__(self, config: FlowConfig, frames: int, few_rows: int, split_rows: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: FlowConfig, frames: int, few_rows: int, split_rows: int, pages: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         encoder, estimator = config.encoder, config.estimator
         width, heads = estimator.channels[0], estimator.num_heads
         rows = GUIDANCE_ROWS * frames
@@ -33,6 +36,7 @@ class FlowBuffers:
         # estimator
         self.x = single(rows, width)
         self.normed = half(rows, width)
+        self.widened = half(GUIDANCE_ROWS, pages, estimator.static_chunk_size, width)
         self.query = half(rows, heads, width)
         self.attended = half(rows, heads, width)
         self.raw = half(rows, width)

@@ -26,7 +26,7 @@ from bistream.processes.start_phases import phase
 from bistream.store.fingerprint import Fingerprint
 from bistream.token2mel.batching import Buckets, Span
 from bistream.token2mel.checks import MAX_FRAMES
-from bistream.token2mel.cuda.batch import BatchArrays, Bucket, IntArray32, Shape, batch_shapes, batch_size, views
+from bistream.token2mel.cuda.batch import BatchArrays, Bucket, IntArray32, Shape, batch_shapes, batch_size, views, widened_pages
 from bistream.token2mel.cuda.batch_filling import fill
 from bistream.token2mel.cuda.launches import CudaSolver
 from bistream.token2mel.cuda.memory import FlowBuffers
@@ -88,9 +88,12 @@ class CudaFlowRunner(FlowRunner):
         rows = {bucket: GUIDANCE_ROWS * config.token_mel_ratio * bucket.tokens for bucket in self._buckets}
         few_rows = max((rows[bucket] for bucket, tiles in few if tiles is not None), default=0)
         split_rows = max((rows[bucket] * tiles.key_splits for bucket, tiles in few if tiles is not None), default=0)
-        self._buffers = FlowBuffers(config, frames, few_rows, split_rows, network.dtype, device)
+        read = widened_pages(largest, config, pages.total)
+        self._buffers = FlowBuffers(config, frames, few_rows, split_rows, read, network.dtype, device)
         self._weights = pack_encoder(network.encoder, MAX_FRAMES)
-        shapes = [batch_shapes(bucket, tile_sizes(tuning), config) for bucket, tuning in zip(self._buckets, tunings, strict=True)]
+        shapes = [
+            batch_shapes(bucket, tile_sizes(tuning), config, pages.total) for bucket, tuning in zip(self._buckets, tunings, strict=True)
+        ]
         size = max(batch_size(shape) for shape in shapes)
         pinned = device.type == "cuda"
         self._device_numbers = torch.zeros(size, dtype=torch.int32, device=device)

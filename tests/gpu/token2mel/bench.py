@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bistream.checkpoints.config import EstimatorConfig, FlowConfig, FlowEncoderConfig
 from bistream.token2mel.batching import Span
 from bistream.token2mel.checks import MAX_FRAMES
-from bistream.token2mel.cuda.batch import BatchArrays, Bucket, ChunkItemField, RateArrays, batch_shapes, batch_size, views
+from bistream.token2mel.cuda.batch import BatchArrays, Bucket, ChunkItemField, RateArrays, batch_shapes, batch_size, views, widened_pages
 from bistream.token2mel.cuda.batch_filling import fill
 from bistream.token2mel.cuda.launches import CudaSolver
 from bistream.token2mel.cuda.launches_few import _Source as Source
@@ -33,9 +33,10 @@ from bistream.token2mel.flow import FlowNetwork
 from bistream.token2mel.layers import WindowLinear
 from bistream.token2mel.page_pool import FIRST_PAGE, SCRATCH_PAGE, ZERO_PAGE
 from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
+from bistream.token2mel.state_rows import StateRows
 from bistream.token2mel.weights import build_network
 from bistream.types import VoicePrompt
-from tests.gpu.checks import BOUNDS, DEVICE, INTERPRETED, Draw, poison, settled
+from tests.gpu.checks import BOUNDS, DEVICE, INTERPRETED, Draw, poison, poisoned, scales_of, settled
 from tests.unit.token2mel.random_weights import random_state
 
 __all__ = ["GUIDANCE_ROWS", "ChunkItemField", "ConformerLayer", "Source", "TransformerBlock", "WindowLinear"]
@@ -74,6 +75,10 @@ def same_bits(found: Tensor, expected: Tensor) -> bool:
     """Equal, and NaN where NaN is expected."""
     integers = {2: torch.int16, 4: torch.int32}[found.element_size()]
     return torch.equal(found.contiguous().view(integers), expected.contiguous().view(integers))
+
+
+def copied(rows: StateRows) -> StateRows:
+    return StateRows(rows.values.clone(), scales_of(rows).clone())
 
 
 def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
@@ -153,7 +158,8 @@ class FlowBench:
         self.frames = bucket.tokens * CONFIG.token_mel_ratio
         few_rows = GUIDANCE_ROWS * self.frames if self.tuning.few is not None else 0
         split_rows = few_rows * self.few.key_splits if few_rows else 0
-        self.buffers = FlowBuffers(CONFIG, self.frames, few_rows, split_rows, dtype, DEVICE)
+        read = widened_pages(bucket, CONFIG, self.pages.total)
+        self.buffers = FlowBuffers(CONFIG, self.frames, few_rows, split_rows, read, dtype, DEVICE)
         poison(*(value for value in vars(self.buffers).values() if isinstance(value, Tensor)))
         self.arrays = self._arrays(older)
         self.free_velocities = torch.zeros(1, CONFIG.output_size, device=DEVICE)
@@ -164,7 +170,8 @@ class FlowBench:
         """The memory that holds pages, and its page dimension."""
         pages = self.pages
         yield from (
-            (pages.context, 3),
+            (pages.context.values, 3),
+            (scales_of(pages.context), 3),
             (pages.tail, 2),
             (pages.token_keys_values, 1),
             (pages.frame_keys_values, 1),
@@ -174,7 +181,7 @@ class FlowBench:
     def _arrays(self, older: list[Span]) -> BatchArrays[Tensor]:
         """The batch on the device. Rows of an older, full batch follow its own, as they would in the product."""
         sizes = tile_sizes(self.tuning)
-        shapes = batch_shapes(self.bucket, sizes, CONFIG)
+        shapes = batch_shapes(self.bucket, sizes, CONFIG, self.pages.total)
         host = views(np.zeros(batch_size(shapes), np.int32), shapes)
         fill(host, older, sizes, CONFIG, self.left)
         fill(host, self.spans, sizes, CONFIG, self.left)
@@ -246,6 +253,18 @@ class FlowBench:
         for session in self.sessions(ratio):
             for page in session.stored:
                 memory[page] = draw.normal(*memory.shape[1:], dtype=memory.dtype)
+
+    def read_pages(self) -> Tensor:
+        """Those that the batch reads, each once."""
+        return self.arrays.widened_page[: int(self.arrays.widened)].long()
+
+    def store_context(self, draw: Draw, block: int, half: int) -> Tensor:
+        """Random rows in the pages of all stored chunks of this block, in ``STEP``; what they are, [pages, CHUNK, width], else NaN."""
+        stored, read = self.pages.context[STEP, block, half], self.read_pages()
+        stored.write(0, read, draw.normal(len(read), *stored.values.shape[1:]))
+        memory = poisoned(*stored.values.shape, dtype=self.dtype)
+        memory[read] = stored.read(0, read).to(self.dtype)
+        return memory
 
     def written(self, tile: int, live: int | None = None) -> int:
         """Rows of all tiles with live rows: a kernel may leave anything in the padding rows of those."""
@@ -326,6 +345,16 @@ def kept(before: Tensor, rows: Tensor, sessions: list[Session], chunk: int) -> T
         for index, page in session.kept.items():
             end = session.first + (index + 1) * chunk
             expected[page] = rows[end - count : end].to(before.dtype)
+    return expected
+
+
+def kept_rows(before: StateRows, rows: Tensor, sessions: list[Session]) -> StateRows:
+    """The same of memory that stores integers, with the rows of a chunk."""
+    expected = copied(before)
+    for session in sessions:
+        for index, page in session.kept.items():
+            begin = session.first + index * CHUNK
+            expected.write(0, torch.tensor([page], device=DEVICE), rows[begin : begin + CHUNK][None])
     return expected
 
 

@@ -1,4 +1,4 @@
-"""Attention of the estimator. Kernels: ``query_few``, ``attend_few``, ``join_few`` for few rows, ``attend_pages`` for many.
+"""Attention of the estimator. Few rows: ``query_few``, ``attend_few``, ``join_few``; many rows: ``widen_pages``, ``attend_pages``.
 
 Queries of many rows: ``test_block``.
 """
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.gpu.checks import INTERPRETED, SUM_BOUND, Draw, assert_close, assert_untouched
+from tests.gpu.checks import INTERPRETED, SUM_BOUND, Draw, assert_close, assert_same_rows, assert_untouched, scales_of
 
 pytest.importorskip("triton")
 if not (INTERPRETED or torch.cuda.is_available()):
@@ -21,7 +21,6 @@ if not (INTERPRETED or torch.cuda.is_available()):
 from tests.gpu.token2mel.bench import (
     BATCHES,
     CASES,
-    CHUNK,
     FEW_CASES,
     FEW_KINDS,
     STEP,
@@ -29,8 +28,9 @@ from tests.gpu.token2mel.bench import (
     FlowBench,
     attend,
     by_head,
+    copied,
     folded_query,
-    kept,
+    kept_rows,
     launch,
     layer_norm,
     same_bits,
@@ -55,15 +55,19 @@ def test_query_few(kind: str, batch: str, dtype: torch.dtype, first: bool, half:
     x = bench.rows(draw, launches.shortcut if first else launches.x).double()
     if residual is not None:
         x = x + F.mish(layer_norm(bench.rows(draw, launches.active), residual.block2.norm))
-    pages = bench.pages.context.clone()
+    memory, pages = bench.store_context(draw, BLOCK, half), copied(bench.pages.context)
     launch(launches._query, block, residual)
     assert_close(launches.odd[:live], x + block.to_out.bias.double(), SUM_BOUND)
     normed = launches.normed[:live]
     assert_close(normed, layer_norm(x, block.norm_attention), bench.bound)
     assert_close(launches.query[:live], folded_query(block, normed), bench.bound)
-    expected = pages.clone()
-    expected[STEP, BLOCK, half] = kept(pages[STEP, BLOCK, half], normed, bench.sessions(2), CHUNK)
-    assert same_bits(bench.pages.context, expected)
+    written = kept_rows(pages[STEP, BLOCK, half], normed, bench.sessions(2))
+    assert_same_rows(bench.pages.context[STEP, BLOCK, half], written)
+    pages.values[STEP, BLOCK, half], scales_of(pages)[STEP, BLOCK, half] = written.values, scales_of(written)
+    assert_same_rows(bench.pages.context, pages)
+    read = bench.read_pages()
+    assert same_bits(launches.widened[: len(read)], memory[read])
+    assert_untouched(launches.widened[len(read) :], bench.buffers.widened[1 - half])
     assert_untouched(bench.outside(buffers.odd, half, live), bench.outside(buffers.normed, half, live))
     assert_untouched(bench.outside(buffers.query, half, bench.written(bench.few.rows)))
 
@@ -71,8 +75,8 @@ def test_query_few(kind: str, batch: str, dtype: torch.dtype, first: bool, half:
 def add_attention(bench: FlowBench, draw: Draw, half: int) -> None:
     """Checks the residual stream that ``attend_few`` and ``join_few`` write."""
     launches, block, live, buffers = bench.half(half, block=BLOCK), bench.block(BLOCK), bench.live, bench.buffers
-    memory = bench.pages.context[STEP, BLOCK, half]
-    bench.store(draw, memory, 2)
+    memory, read = bench.store_context(draw, BLOCK, half), bench.read_pages()
+    launches.widened[: len(read)] = memory[read]
     query, normed = bench.rows(draw, launches.query), bench.rows(draw, launches.normed)
     before = bench.rows(draw, launches.odd).clone()
     launch(launches._attend, block)
@@ -136,11 +140,13 @@ def test_attend_pages(on_hopper: bool, half: int, batch: str, dtype: torch.dtype
         pytest.skip("needs Hopper, and the version of Triton whose Gluon it is written for")
     if not on_hopper:
         launches.batch = replace(launches.batch, hopper_programs=0)
-    memory = bench.pages.context[STEP, BLOCK, half]
-    bench.store(draw, memory, 2)
-    query, normed, pages = bench.rows(draw, launches.query), bench.rows(draw, launches.normed), bench.pages.context.clone()
+    memory, read = bench.store_context(draw, BLOCK, half), bench.read_pages()
+    query, normed, pages = bench.rows(draw, launches.query), bench.rows(draw, launches.normed), copied(bench.pages.context)
+    launch(launches._widen)
+    assert same_bits(launches.widened[: len(read)], memory[read])
+    assert_untouched(launches.widened[len(read) :], bench.buffers.widened[1 - half])
     launch(launches._attend)
     attended, _ = attend(bench, memory, query, normed)
     assert_close(launches.attended[:live], attended, bench.bound)
     assert_untouched(bench.outside(bench.buffers.attended, half, live))
-    assert same_bits(bench.pages.context, pages)
+    assert_same_rows(bench.pages.context, pages)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.gpu.checks import INTERPRETED, SUM_BOUND, Draw, assert_close, assert_untouched
+from tests.gpu.checks import INTERPRETED, SUM_BOUND, Draw, assert_close, assert_same_rows, assert_untouched, scales_of
 
 pytest.importorskip("triton")
 if not (INTERPRETED or torch.cuda.is_available()):
@@ -25,7 +25,9 @@ from tests.gpu.token2mel.bench import (
     Source,
     WindowLinear,
     convolve,
+    copied,
     kept,
+    kept_rows,
     launch,
     layer_norm,
     same_bits,
@@ -166,7 +168,7 @@ def test_window_activate_and_window_residual(batch: str, dtype: torch.dtype, uni
     rows, channels = bench.rows(draw, source), source.shape[1]
     first, second = slice(COLUMN, COLUMN + channels), slice(COLUMN + channels, COLUMN + channels + 256)
     bench.store(draw, bench.pages.tail[STEP, half], 2)
-    tails, pages = bench.pages.tail.clone(), bench.pages.context.clone()
+    tails, pages = bench.pages.tail.clone(), copied(bench.pages.context)
     launch(launches._residual, residual, bench.block(number), source, time)
 
     raw = convolve(residual.block1.conv, rows, tails[STEP, half][..., first], sessions)
@@ -180,12 +182,12 @@ def test_window_activate_and_window_residual(batch: str, dtype: torch.dtype, uni
     written = bench.written(TILE)
     assert_untouched(*(bench.outside(tensor, half, written) for tensor in (buffers.active, buffers.x, buffers.normed)))
     expected = tails.clone()
-    for columns, kept_rows in ((first, rows), (second, active)):
-        expected[STEP, half][..., columns] = kept(tails[STEP, half][..., columns], kept_rows, sessions, CHUNK)
+    for columns, last_rows in ((first, rows), (second, active)):
+        expected[STEP, half][..., columns] = kept(tails[STEP, half][..., columns], last_rows, sessions, CHUNK)
     assert same_bits(bench.pages.tail, expected)
-    expected = pages.clone()
-    expected[STEP, number, half] = kept(pages[STEP, number, half], normed, sessions, CHUNK)
-    assert same_bits(bench.pages.context, expected)
+    stored = kept_rows(pages[STEP, number, half], normed, sessions)
+    pages.values[STEP, number, half], scales_of(pages)[STEP, number, half] = stored.values, scales_of(stored)
+    assert_same_rows(bench.pages.context, pages)
 
 
 def upsampled(conv: WindowLinear, tokens: Tensor, tail: Tensor, bench: FlowBench) -> Tensor:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.gpu.checks import BOUNDS, DEVICE, INTERPRETED, Draw, assert_close, assert_untouched, poisoned
+from tests.gpu.checks import BOUNDS, DEVICE, INTERPRETED, Draw, assert_close, assert_same_rows, assert_untouched, poisoned, scales_of
 
 if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("needs a CUDA GPU, or Triton's interpreter", allow_module_level=True)
@@ -67,18 +67,6 @@ def slots(draw: Draw, frames: int, used: int) -> Slots:
 def stored(*shape: int) -> StateRows:
     """Whose scales are NaN."""
     return StateRows(torch.zeros(*shape, dtype=torch.int8, device=DEVICE), poisoned(*shape[:-1], dtype=torch.float32))
-
-
-def scales_of(rows: StateRows) -> Tensor:
-    assert rows.scales is not None
-    return rows.scales
-
-
-def assert_same_rows(found: StateRows, expected: StateRows, places: Tensor) -> None:
-    """Scales agree to a rounding, and with them integers to one, where a number lies between two."""
-    torch.testing.assert_close(scales_of(found)[places], scales_of(expected)[places], rtol=1e-6, atol=0)
-    apart = (found.values[places].int() - expected.values[places].int()).abs()
-    assert int(apart.max()) <= 1 and float(apart.float().mean()) < 1e-2
 
 
 @TYPES

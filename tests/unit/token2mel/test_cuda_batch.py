@@ -15,25 +15,27 @@ from tests.unit.token2mel.flow_fixtures import TINY, make_prompt, make_tokens
 CHUNK = TINY.encoder.static_chunk_size
 TILES = TileSizes(16, 32, 32, key_items=8, key_splits=8)
 BUCKET = Bucket(320, 6)
+PAGES = 40
 
 
 @st.composite
 def spans(draw: st.DrawFn) -> list[Span]:
-    """Sessions at random positions: stored chunks, known tokens after the span, kept chunks."""
-    found, page = [], 2
+    """Sessions at random positions: stored chunks, some of a common prompt, known tokens after the span, kept chunks."""
+    found, page = [], 4
     for number in range(draw(st.integers(1, BUCKET.sessions))):
         chunks, length, known = draw(st.integers(0, 4)), draw(st.integers(1, 52)), draw(st.integers(0, 5))
-        context = tuple(range(page, page + chunks))
+        prefix = (2, 3)[: draw(st.integers(0, 2))]
+        context = prefix + tuple(range(page, page + chunks))
         kept = tuple(draw(st.sampled_from([SCRATCH_PAGE, page + chunks + index])) for index in range(draw(st.integers(0, length // CHUNK))))
         page += chunks + length // CHUNK
-        start = chunks * CHUNK
+        start = len(context) * CHUNK
         sequence = make_tokens(start + length + known, seed=number)
         found.append(Span(sequence, start, start + length, make_prompt(3, number), context, kept))
     return found
 
 
 def packed(batch: list[Span]) -> BatchArrays[IntArray32]:
-    shapes = batch_shapes(BUCKET, TILES, TINY)
+    shapes = batch_shapes(BUCKET, TILES, TINY, PAGES)
     arrays = views(np.zeros(batch_size(shapes), np.int32), shapes)
     fill(arrays, batch, TILES, TINY)
     return arrays
@@ -56,6 +58,7 @@ def test_every_row_knows_its_place(batch: list[Span]) -> None:
         assert arrays.tokens.session[number].tolist() == [row, span.length, chunks]
         assert arrays.frames.session[number].tolist() == [2 * row, 2 * span.length, chunks]
         assert arrays.table[number, :chunks].tolist() == list(span.context_pages)
+        assert arrays.widened_page[arrays.widened_table[number, :chunks]].tolist() == list(span.context_pages)
         for local in range(span.length):
             page = span.keep_pages[local // CHUNK] if local // CHUNK < len(span.keep_pages) else SCRATCH_PAGE
             within = local % CHUNK
@@ -73,6 +76,8 @@ def test_every_row_knows_its_place(batch: list[Span]) -> None:
                 assert arrays.frame_free[at] == free_row(span, 2 * span.start + frame)
         row += span.length
     assert arrays.tokens.live[0] == row and arrays.frames.live[0] == 2 * row
+    read = arrays.widened_page[: arrays.widened[0]].tolist()
+    assert sorted(read) == sorted({page for span in batch for page in span.context_pages}), "each page once"
 
 
 @settings(max_examples=20, deadline=None)

@@ -4,18 +4,18 @@
 import triton
 import triton.language as tl
 
-from bistream.token2mel.dit.graphs.cuda.pieces_state import whole
+from bistream.token2mel.cuda.pieces_state import HIGHEST, whole
 
 
 @triton.jit
 def advance_rows(
     x_ptr, delta_ptr, gate_ptr, shift_ptr, scale_ptr, out_ptr, normed_ptr, pages_ptr, scales_ptr, page_ptr, epsilon,
-    FRAMES: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr,
+    FRAMES: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (row): out = x + gate * delta; normed = LayerNorm(out) * (1 + scale) + shift. x, out: float32 [rows, DIM].
 
     pages_ptr, scales_ptr: ``StateRows`` [pages, FRAMES, DIM], where normed goes, too, to its tile's page, page_ptr, int64 [tiles]; None: it
-    does not. LARGEST: magnitude of an 8-bit integer. BLOCK: 2 ** n, at least DIM.
+    does not. BLOCK: 2 ** n, at least DIM.
     """
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     is_column = column < DIM
@@ -34,6 +34,6 @@ def advance_rows(
         line = tl.load(page_ptr + row // FRAMES) * FRAMES + row % FRAMES
         kept = tl.where(is_column, normed.to(tl.float32), 0.0)  # of a row that is not finite no number is: the maximum passes none over
         largest = tl.max(tl.abs(kept), axis=0)
-        tl.store(scales_ptr + line, largest / LARGEST)
-        kept = whole(kept * tl.where(largest > 0.0, LARGEST / largest, 0.0))
+        tl.store(scales_ptr + line, largest / HIGHEST)
+        kept = whole(kept * tl.where(largest > 0.0, HIGHEST / largest, 0.0))
         tl.store(pages_ptr + line * DIM + column, kept, mask=is_column)

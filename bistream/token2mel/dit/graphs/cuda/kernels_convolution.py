@@ -4,14 +4,13 @@
 import triton
 import triton.language as tl
 
-from bistream.token2mel.dit.graphs.cuda.pieces_state import scaled_rows
+from bistream.token2mel.cuda.pieces_state import scaled_rows
 
 
 @triton.jit
 def convolve_tiles(
     x_ptr, tail_ptr, scales_ptr, tail_stride, previous_ptr, last_ptr, page_ptr, weight_ptr, bias_ptr, out_ptr,
     FRAMES: tl.constexpr, HISTORY: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    LARGEST: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, group of WIDTH channels, block of ROWS frames). x_ptr, out_ptr: [tiles, FRAMES, DIM].
 
@@ -49,6 +48,6 @@ def convolve_tiles(
     kept = (tl.load(page_ptr + tile) * HISTORY + row - (FRAMES - HISTORY)) * tail_stride + first
     is_kept = is_row & (row >= FRAMES - HISTORY)[:, None]
     ends = tl.load((own + row * DIM)[:, None] + channel[None, :], mask=is_kept, other=0.0)
-    ends, scale = scaled_rows(ends, LARGEST)
+    ends, scale = scaled_rows(ends)
     tl.store(scales_ptr + kept // WIDTH, scale, mask=(row < FRAMES) & (row >= FRAMES - HISTORY))
     tl.store(tail_ptr + kept[:, None] + channel[None, :], ends, mask=is_kept)

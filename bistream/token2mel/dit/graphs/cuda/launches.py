@@ -12,7 +12,7 @@ from bistream.token2mel.dit.estimator import NORM_EPSILON
 from bistream.token2mel.dit.graphs.attention import Slots
 from bistream.token2mel.dit.graphs.cuda import kernels_advance, kernels_attention, kernels_context, kernels_convolution
 from bistream.token2mel.dit.graphs.operations import DitOperations, PackedConv, linear_gelu_in_one
-from bistream.token2mel.state_rows import LARGEST, StateRows
+from bistream.token2mel.state_rows import StateRows
 
 _ROWS = 64  # frames of a program, and keys that it sees at a time
 # Of the product over stored pages. Faster than the matrix library on an H200 (docs/log); 96 KB of shared memory, which most GPUs have.
@@ -27,7 +27,7 @@ def convolve(x: Tensor, tail: StateRows, previous: Tensor, last: Tensor, page: T
     out = torch.empty_like(x)
     kernels_convolution.convolve_tiles[(tiles, groups, -(-frames // _ROWS))](
         x, tail.values, tail.scales, tail.values.stride(1), previous, last, page, conv.weight, conv.bias, out,
-        FRAMES=frames, HISTORY=kernel - 1, DIM=channels, WIDTH=width, ROWS=_ROWS, LARGEST=LARGEST, num_warps=4, num_stages=4,
+        FRAMES=frames, HISTORY=kernel - 1, DIM=channels, WIDTH=width, ROWS=_ROWS, num_warps=4, num_stages=4,
     )  # fmt: skip
     return out
 
@@ -41,7 +41,7 @@ def advance(
     values, scales = (None, None) if pages is None else (pages.values, pages.scales)
     kernels_advance.advance_rows[(tiles * frames,)](
         x, delta, gate, shift, scale, out, normed, values, scales, page, NORM_EPSILON,
-        FRAMES=frames, DIM=channels, BLOCK=1 << (channels - 1).bit_length(), LARGEST=LARGEST, num_warps=4,
+        FRAMES=frames, DIM=channels, BLOCK=1 << (channels - 1).bit_length(), num_warps=4,
     )  # fmt: skip
     return out, normed
 
