@@ -171,8 +171,8 @@ class BistreamTTSService(TTSService):
         """A new voice holds from the next turn on."""
         changed = await super()._update_settings(delta)
         if "voice" in changed:
-            none = dict.fromkeys(("reference_wav", "reference_text", "gender", "pitch", "speaking_rate"))
-            self._speaker = replace(self._speaker, speaker_id=str(self._settings.voice), **none)
+            cleared: dict[str, Any] = dict.fromkeys(("reference_wav", "reference_text", "gender", "pitch", "speaking_rate"))
+            self._speaker = replace(self._speaker, speaker_id=str(self._settings.voice), **cleared)
         return changed
 
     async def stop(self, frame: EndFrame) -> None:
