@@ -45,7 +45,7 @@ class RuntimeConfig:
     kernels: str = "auto"  # auto | graphs | plain: which tier computes the networks (gpu/tier.py)
     log_level: str = "info"
 
-    # Set for the load, by who runs the server (docs/operations.md, sizing)
+    # Set for the load, by who runs the server (docs/operations.md, sizing); on a GPU ``sizing`` chooses them where ``max_sessions`` is open
     max_sessions: int = 64  # live sessions of this model at most; further ones are refused with BUSY
     kv_cache_tokens: int = 0  # positions of the paged KV cache, over all sessions; 0: what max_sessions need (engine_settings)
     max_session_tokens: int = 4096  # most positions (prompt, text and speech) of a sequence

@@ -14,7 +14,9 @@ from gateway.requests import PUBLIC, not_served
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "statistics")
 # Fields of a model's configuration that clients may see, and parameters: others hold paths of the server.
 _CONFIG_FIELDS = ("name", "platform", "backend", "max_batch_size", "input", "output", "model_transaction_policy", "parameters")
-_CONFIG_PARAMETERS = {"model_family", "languages", "can_be_instructed", "max_text_chars", "sample_rate", "tokens_per_second", "text_unit"}
+_CONFIG_PARAMETERS = frozenset(
+    "model_family languages can_be_instructed max_text_chars sample_rate tokens_per_second text_unit max_sessions reserved_speech_s".split()
+)
 
 
 async def check_public(gate: Gate, model: str, version: str = "") -> None:

@@ -4,7 +4,8 @@
     make_model_repo.py --model-dir CosyVoice2-0.5B --out build/model_repo --set max_sessions=128 --set decoupled_mode=False
 
 A value comes from --set MODEL.KEY=VALUE, else --set KEY=VALUE (every model that has this placeholder), else the profile,
-else templates/defaults.json (settings of Triton alone), else the default of bistream.config.RuntimeConfig.
+else templates/defaults.json (settings of Triton alone), else the default of bistream.config.RuntimeConfig. Without max_sessions it is
+chosen on a GPU, with flow_state_mb and reserved_speech_s, by the memory that is free there (bistream/sizing.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -24,9 +25,12 @@ from bistream.checkpoints.files import family_of
 from bistream.checkpoints.model_card import read_model_card
 from bistream.checkpoints.model_dir import check_model_dir
 from bistream.config import RuntimeConfig
-from bistream.contract.fields import CONTRACTS
+from bistream.contract.fields import CONTRACTS, COSYVOICE2_BISTREAM, LLM_BISTREAM, TOKEN2WAV
+from bistream.contract.room import room_of
 from bistream.conversion.records import MADE_OF, file_sha256, read_record
 from bistream.errors import BistreamError, ConfigError
+from bistream.keeper.gpu_sharing import DRIVER
+from bistream.sizing import Gpu, choose, costs_of
 from bistream.text2token.engine_settings import with_cache
 from bistream.text2token.tensorrt_llm.preflight import CACHE_PER_ADMITTED, check_installed
 from scripts.fill_template import TemplateError, fill, parse_settings, placeholders
@@ -35,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HEADER = "# Generated from templates/{model}/config.pbtxt by scripts/make_model_repo.py; do not edit."
 # Clients may read them.
 OF_THE_CHECKPOINT = ("model_family", "languages", "can_be_instructed", "sample_rate", "tokens_per_second", "text_unit")
+SIZED = (LLM_BISTREAM.name, TOKEN2WAV.name, COSYVOICE2_BISTREAM.name)  # models whose limits follow from the memory of the GPU
 PROFILES = ("tensorrt_llm", "torch")  # which engine runs the language model; the models of the repository are the same in both
 
 
@@ -103,11 +108,47 @@ def model_values(models: Iterable[str], settings: Mapping[str, str], profile: st
     return values
 
 
+def with_limits(models: Sequence[str], settings: dict[str, str], profile: str) -> dict[str, str]:
+    """``settings`` and, where they leave ``max_sessions`` open and a GPU computes, the limits that its memory allows. Raises as
+    ``model_values`` and ``sizing.choose``."""
+    if not set(SIZED) <= set(models) or any(key.rpartition(".")[2] == "max_sessions" for key in settings):
+        return settings
+    values = model_values(models, settings, profile)
+    language_model, speech, front = (values[name] for name in SIZED)
+    gpus = [gpu_of(model["device"]) for model in (language_model, speech)]
+    if gpus == [None, None]:
+        return settings
+    given = {name: speech[name] for name in ("model_dir", "dtype", "flow_state_mb", "solver_steps", "left_context_chunks")}
+    config = RuntimeConfig.from_strings({**given, "reserved_speech_s": front["reserved_speech_s"]})
+    if int(language_model["kv_cache_tokens"]):
+        config = dataclasses.replace(config, kv_cache_tokens=kv_cache_tokens(language_model))
+    limits = choose(config, costs_of(config, kv_cache_tokens({**language_model, "max_sessions": "1", "kv_cache_tokens": "0"})), *gpus)
+    chosen = {"max_sessions": limits.sessions, "flow_state_mb": limits.flow_state_mb, "reserved_speech_s": limits.reserved_speech_s}
+    return {**settings, **{key: str(value) for key, value in chosen.items() if value is not None}}
+
+
+def gpu_of(device: str) -> Gpu | None:
+    """Where a model computes with this setting, and the memory that is free there; None: on the CPU. Loads torch where there is a driver.
+    Raises ``ConfigError`` for a GPU that does not exist."""
+    if device == "cpu" or not DRIVER.exists():
+        return None
+    from bistream.gpu.device import resolve_device  # noqa: PLC0415
+    from bistream.token2mel.pages import memory_bytes  # noqa: PLC0415
+
+    found = resolve_device(device)
+    return Gpu(found.index or 0, memory_bytes(found)[0]) if found.type == "cuda" else None
+
+
 def shared_kv_cache_tokens(values: Mapping[str, Mapping[str, str]]) -> int:
     """Positions of the language model's KV cache that ``token2wav`` leaves memory for: 0 where they have different devices."""
     model = values.get("llm_bistream")
     if model is None or model["device"] != values["token2wav"]["device"]:
         return 0
+    return kv_cache_tokens(model)
+
+
+def kv_cache_tokens(model: Mapping[str, str]) -> int:
+    """Positions that the language model's KV cache has memory for. model: its settings."""
     check_runtime_config(model)
     model_dir = model["model_dir"]
     config = RuntimeConfig.from_strings({name: model[name] for name in ("kv_cache_tokens", "max_sessions", "max_session_tokens")})
@@ -210,13 +251,14 @@ def main(arguments: list[str] | None = None) -> int:
         if options.model_dir:
             settings["model_dir"] = str(Path(options.model_dir).resolve())
         models = [name for name in options.models.split(",") if name] or model_names(settings.get("model_dir", ""))
-        values = model_values(models, settings, options.profile)
+        values = model_values(models, with_limits(models, settings, options.profile), options.profile)
         check_values(values)
         make(options.out, values)
     except (RepositoryError, TemplateError, BistreamError, OSError) as error:
         print(f"make_model_repo.py: {error}", file=sys.stderr)
         return 1
-    print(f"made {options.out} with {', '.join(models)}")
+    room = room_of(values.get(COSYVOICE2_BISTREAM.name, {}))
+    print(f"made {options.out} with {', '.join(models)}" + (f"; it {room}" if room else ""))
     return 0
 
 

@@ -30,6 +30,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bistream.commands.waiting import Waiting
+from bistream.contract.fields import COSYVOICE2_BISTREAM
+from bistream.contract.room import room_of
 from bistream.keeper.gate import KeptGate, fit_limits
 from bistream.keeper.golden_check import GoldenCheck
 from bistream.keeper.gpu_sharing import MODES, shared_gpu
@@ -38,6 +40,7 @@ from bistream.keeper.host import LOOPBACK, ServerError, free_ports
 from bistream.keeper.host_limits import prepare_host
 from bistream.keeper.metrics import KeeperMetrics
 from bistream.keeper.ready_file import ReadyFile
+from bistream.keeper.repository import read_parameters
 from bistream.keeper.server_process import Interrupted, Ports, ServerSettings, TritonServer
 from bistream.keeper.server_start import verify_nothing
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
@@ -219,6 +222,9 @@ class Service:
         if self._waiting is not None:
             self._waiting.done()
         logging.info("serving: gRPC %(grpc)s, HTTP %(http)s, metrics %(metrics)s", addresses)
+        front_model = read_parameters(server.settings.model_repository).get(COSYVOICE2_BISTREAM.name, {})
+        if (room := room_of(front_model)) is not None:
+            logging.info("the server %s", room)
         self._ready_file.announce(addresses)
 
     def _show_progress(self, line: str) -> None:

@@ -24,7 +24,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bistream.errors import BistreamError
 from scripts.fill_template import TemplateError, placeholders
-from scripts.make_model_repo import PROFILES, RepositoryError, check_values, make, model_names, model_values, read_template, template_names
+from scripts.make_model_repo import (
+    PROFILES,
+    RepositoryError,
+    check_values,
+    make,
+    model_names,
+    model_values,
+    read_template,
+    template_names,
+    with_limits,
+)
 from scripts.serve import BUILD, make_parser
 
 SERVE = Path(__file__).resolve().with_name("serve.py")
@@ -130,7 +140,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         plan = read_plan(os.environ)
-        values = model_values(model_names(plan.settings["model_dir"]), plan.settings, plan.profile)
+        models = model_names(plan.settings["model_dir"])
+        values = model_values(models, with_limits(models, plan.settings, plan.profile), plan.profile)
         check_values(values)
         make(plan.repository, values)
     except (VariableError, RepositoryError, TemplateError, BistreamError, OSError) as error:

@@ -8,6 +8,7 @@ from typing import Any
 from bistream.client.exit_codes import EXIT_OK
 from bistream.client.inquiry import MODELS, Inquiry, ask, parameters_of, show
 from bistream.contract.audio import sample_rate_of
+from bistream.contract.room import room_of
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,6 +36,8 @@ def _answer(server: Inquiry, options: argparse.Namespace) -> int:
         print(f"takes instructions: {'yes' if found['can_be_instructed'] else 'no'}")
     if found["text_unit"] is not None:
         print(f"speaks text in pieces by the {found['text_unit']}")
+    if found["room"] is not None:
+        print(found["room"])
     for name, model in found["models"].items():
         print(f"\n{name}")
         for kind in ("inputs", "outputs"):
@@ -44,8 +47,8 @@ def _answer(server: Inquiry, options: argparse.Namespace) -> int:
 
 
 def _checkpoint(server: Inquiry, names: list[str]) -> dict[str, Any]:
-    """model_family, can_be_instructed, text_unit: None where no model is ready, and from a server that does not say it; languages: empty,
-    then and where no restriction is known; sample_rate: upstream's, likewise."""
+    """model_family, can_be_instructed, text_unit, room: None where no model is ready, and from a server that does not say it; languages:
+    empty, then and where no restriction is known; sample_rate: upstream's, likewise."""
     told = parameters_of(server.config(names[0])) if names else {}
     return {
         "model_family": told.get("model_family"),
@@ -53,6 +56,7 @@ def _checkpoint(server: Inquiry, names: list[str]) -> dict[str, Any]:
         "can_be_instructed": told["can_be_instructed"] == "true" if "can_be_instructed" in told else None,
         "sample_rate": sample_rate_of(told),
         "text_unit": told.get("text_unit"),
+        "room": room_of(told),
     }
 
 

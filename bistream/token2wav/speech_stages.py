@@ -26,7 +26,7 @@ from bistream.token2mel.checks import check_length, check_prompt, check_tokens
 from bistream.token2mel.solving import FAILED
 from bistream.token2mel.stage import FlowHop, FlowHops, FlowStage
 from bistream.token2mel.state import FlowState
-from bistream.token2mel.state_budget import shortage
+from bistream.token2mel.state_budget import reserved_pages, shortage
 from bistream.token2wav import vocoder_ahead
 from bistream.token2wav.fidelity import within_bounds
 from bistream.token2wav.renderer import FLOW_PAGES, VOCODER_SLOTS, Outcome, PoolUse, RendererHop, RendererSizes, Rendering
@@ -156,7 +156,9 @@ class SpeechStages:
         choice = vocoder_tier(of_vocoder, checkpoint)
         with vocoder_ahead.compiling(of_vocoder, checkpoint, choice):
             flow = FlowStage(of_flow, checkpoint, session_s=session_s)
-        if (warning := shortage(flow.pool.total, flow.reserve_chunks, flow.page_s, config.max_sessions)) is not None:
+        speech_s = None if flow.left_context_chunks else config.reserved_speech_s or None
+        reserve = reserved_pages(speech_s, flow.reserve_chunks, flow.page_s)
+        if (warning := shortage(flow.pool.total, reserve, flow.page_s, config.max_sessions)) is not None:
             logger.warning(warning)
         with phase(f"vocoder: {choice.tier.value}"):
             vocoder = make_vocoder(of_vocoder, checkpoint, choice)

@@ -25,6 +25,7 @@ ORDER: tuple[frozenset[str], ...] = tuple(
     bicodec
     voice
     text2token token2wav
+    sizing
     sessions
     transport
     local triton keeper conversion

@@ -12,6 +12,7 @@ import pytest
 from bistream.checkpoints.model_card import MODEL_CARD_FILE
 from bistream.contract.fields import CONTRACTS
 from bistream.conversion.records import MADE_OF, file_sha256
+from bistream.sizing import Gpu
 from scripts import make_model_repo
 from scripts.make_model_repo import RepositoryError, main, make, model_names, model_values
 
@@ -135,6 +136,43 @@ def test_the_merged_checkpoint_is_that_of_the_model_directory(
 def test_flow_state_leaves_memory_to_a_language_model_on_the_same_device(settings: dict[str, str], tokens: str) -> None:
     values = model_values(model_names(), {"model_dir": "/m", **settings}, "torch")
     assert values["token2wav"]["shared_kv_cache_tokens"] == tokens
+
+
+def set_to(text: str, name: str) -> str:
+    """The value of a parameter of a ``config.pbtxt``."""
+    return text.split(f'key: "{name}" value {{ string_value: "', 1)[1].split('"', 1)[0]
+
+
+def test_on_a_gpu_all_models_have_the_limits_that_its_memory_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(make_model_repo, "gpu_of", lambda device: Gpu(0, 10**9))
+    assert made(tmp_path / "repo") == 0
+    front, language_model, speech = (config(tmp_path / "repo", name) for name in ("cosyvoice2_bistream", "llm_bistream", "token2wav"))
+    sessions = set_to(front, "max_sessions")
+    assert {set_to(text, "max_sessions") for text in (language_model, speech)} == {sessions} != {"64"}
+    assert set_to(speech, "shared_kv_cache_tokens") == str(2048 * int(sessions))
+    assert int(set_to(speech, "flow_state_mb")) > 0
+    remembered = float(set_to(front, "reserved_speech_s"))
+    assert f"room for {sessions} sessions at a time, and remembers at least {remembered:g} s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["max_sessions", "cosyvoice2_bistream.max_sessions"])
+def test_with_sessions_that_are_set_or_without_a_gpu_no_limit_is_chosen(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert made(tmp_path / "cpu", "--set", "device=cpu") == 0
+    monkeypatch.setattr(make_model_repo, "gpu_of", lambda device: Gpu(0, 10**9))
+    assert made(tmp_path / "repo", "--set", f"{name}=7") == 0
+    assert set_to(config(tmp_path / "repo", "cosyvoice2_bistream"), "max_sessions") == "7"
+    assert set_to(config(tmp_path / "cpu", "token2wav"), "max_sessions") == "64"
+    for out in ("cpu", "repo"):
+        assert set_to(config(tmp_path / out, "token2wav"), "flow_state_mb") == "0"
+        assert set_to(config(tmp_path / out, "cosyvoice2_bistream"), "reserved_speech_s") == "0.0"
+
+
+def test_a_full_gpu_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(make_model_repo, "gpu_of", lambda device: Gpu(0, 0))
+    assert made(tmp_path / "repo") == 1
+    assert "too little free memory for one session" in capsys.readouterr().err
 
 
 def test_making_again_starts_from_scratch(tmp_path: Path) -> None:

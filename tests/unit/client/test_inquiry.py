@@ -42,6 +42,7 @@ def test_info_names_the_server_and_its_tensors(server: list[str], capsys: pytest
     text = capsys.readouterr().out
     assert all(name in text for name in MODELS)
     assert "languages: de, en\n" in text and "takes instructions: no\n" in text
+    assert "has room for 96 sessions at a time, and remembers at least 7 s of the speech of each\n" in text
 
 
 def test_stats_have_a_row_for_each_model(server: list[str], capsys: pytest.CaptureFixture[str]) -> None:

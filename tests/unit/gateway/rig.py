@@ -70,6 +70,8 @@ class FakeTriton(FakeServer):
         answer.config.parameters["max_text_chars"].string_value = "4000"
         answer.config.parameters["sample_rate"].string_value = "24000"
         answer.config.parameters["tokens_per_second"].string_value = "25"
+        answer.config.parameters["max_sessions"].string_value = "96"
+        answer.config.parameters["reserved_speech_s"].string_value = "7.0"
         answer.config.default_model_filename = "model.py"
         answer.config.model_transaction_policy.decoupled = request.name == "cosyvoice2_bistream"
         for name in ("calls", "target_text"):

@@ -187,7 +187,7 @@ def test_what_is_public_is_told(rig: GateRig) -> None:
     config = ask(rig, f"/v2/models/{OFFLINE}/config")[1]
     assert json.loads(config)["input"][0]["dims"] == [1, 1] and b"secret" not in config
     shown = {"model_family": "cosyvoice2", "languages": "de,en", "can_be_instructed": "false", "max_text_chars": "4000"}
-    shown |= {"sample_rate": "24000", "tokens_per_second": "25"}
+    shown |= {"sample_rate": "24000", "tokens_per_second": "25", "max_sessions": "96", "reserved_speech_s": "7.0"}
     assert json.loads(config)["parameters"] == {name: {"string_value": value} for name, value in shown.items()}
     statistics = json.loads(ask(rig, f"/v2/models/{OFFLINE}/stats")[1])["model_stats"]
     assert [(stats["name"], stats["inference_count"]) for stats in statistics] == [(OFFLINE, 3)]
