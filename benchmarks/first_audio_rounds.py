@@ -8,6 +8,7 @@ twice what an H200 makes, at a server with ``admission_load`` 0.9, once. The ser
 (warm). Writes first-audio-GPU.json, or cosyvoice3-first-audio-GPU.json, to --out; all that the benchmark said is in --work. It needs no
 package index, and finds the server as serve.py does (TRITON_SERVER, TRITON_BACKENDS). ``--size tiny`` runs on a CPU. Another tier:
 ``--set kernels=plain``. Language model and speech on two GPUs: ``--set device=cuda:1 --set llm_bistream.device=cuda:0``.
+A smaller card, whose server chooses its limits: ``--card-gb 24 --max-sessions 0 --most-callers 64 --no-overload``.
 """
 
 from __future__ import annotations
@@ -39,12 +40,13 @@ LONGER = "The quick brown fox jumps over a lazy dog or"  # 25.6 s
 FED = f"{LONGER} or and"
 SENTENCES = f"{LONGER} so. {LONGER} and. {LONGER} but."
 FED_WAIT_MS = 200.0  # in which the words of the first block of text come
+MOST_CALLERS = 256
 COUNTS = ("sessions", "sessions_with_gap", "refused", "failed")
 
 
 @dataclass(frozen=True)
 class Series:
-    """One call of ``first_audio.py``. callers: of its closed loops; two of them where the size is tiny."""
+    """One call of ``first_audio.py``. callers: of its closed loops."""
 
     name: str
     text: str
@@ -85,7 +87,8 @@ class Bench:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self.environment = {**os.environ, "PYTHONPATH": path, **caches}
         self.checkpoint = Checkpoint(options.family, options.size, options.model_dir, self.work)
-        self.settings = {"max_sessions": str(options.max_sessions), **dict(setting.split("=", 1) for setting in options.set)}
+        limit = {"max_sessions": str(options.max_sessions)} if options.max_sessions else {}
+        self.settings = {**limit, **dict(setting.split("=", 1) for setting in options.set)}
         self.port = free_port()
 
     def server(self, name: str, **settings: str) -> Server:
@@ -117,7 +120,7 @@ def rounds(bench: Bench, server: Server) -> Iterator[tuple[str, dict[str, Any]]]
     """(series and callers, a run), every round."""
     for number in range(bench.options.rounds):
         for series in SERIES[bench.options.family]:
-            callers = (min(2, series.callers[0]),) if bench.options.size == "tiny" else series.callers
+            callers = tuple(dict.fromkeys(min(count, bench.options.most_callers) for count in series.callers))
             loads = ("--closed", *map(str, callers), *series.options)
             for count, found in zip(callers, bench.measure(server, f"{series.name}-{number + 1}", series.text, *loads), strict=True):
                 yield f"{series.name} {count}", found
@@ -165,6 +168,22 @@ def measure(bench: Bench) -> dict[str, Any]:
     return metrics
 
 
+@contextlib.contextmanager
+def smaller_card(gb: float | None) -> Iterator[None]:
+    """Hold the memory of the GPU beyond ``gb`` 10^9 bytes. Raises ``RuntimeError`` without a GPU or where less is free."""
+    if gb is None:
+        yield
+        return
+    import torch  # noqa: PLC0415
+
+    torch.zeros(1, device="cuda")  # what the first call takes is held, too
+    rest = torch.cuda.mem_get_info()[0] - round(gb * 1e9)
+    held = torch.empty(rest, dtype=torch.uint8, device="cuda")
+    print(f"{held.numel() / 1e9:.1f} GB of the GPU are held", flush=True)
+    yield
+    del held
+
+
 def short_name(device: str) -> str:
     """A GPU's name for file names: "NVIDIA H100 80GB HBM3" is h100, "NVIDIA GeForce RTX 4090" rtx4090."""
     words = [word for word in re.split(r"[\s-]+", device) if word not in ("NVIDIA", "GeForce", "Tesla", "Quadro")]
@@ -181,17 +200,21 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="of all loads (default %(default)s)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting, as for make_model_repo.py")
     parser.add_argument("--no-overload", action="store_true", help="leave the overloaded server out")
-    parser.add_argument("--max-sessions", type=int, default=400, help="of the server (default %(default)s)")
+    parser.add_argument("--max-sessions", type=int, default=400, help="of the server (default %(default)s); 0: as the server chooses them")
+    parser.add_argument("--most-callers", type=int, help="of every load (default: all of the table's, with the size tiny 2)")
+    parser.add_argument("--card-gb", type=float, help="leave so much of the GPU's memory free, in 10^9 bytes, and hold the rest")
     parser.add_argument("--model-dir", type=Path, help="checkpoint; default: random weights, made under --work")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "first_audio", help="logs, checkpoint (default build/first_audio)")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="default benchmarks/results")
     options = parser.parse_args()
-    metrics = measure(Bench(options))
+    options.most_callers = options.most_callers or (2 if options.size == "tiny" else MOST_CALLERS)
+    with smaller_card(options.card_gb):
+        metrics = measure(Bench(options))
     loads = {name: one for name, one in metrics.items() if "sessions_with_gap" in one}
     columns = ("p50", "p99", "audio_s_per_s", "sessions_with_gap", "refused")
     table([("load", *columns), *((name, *(one.get(column, "") for column in columns)) for name, one in loads.items())])
     config = {"family": options.family, "size": options.size, "rounds": options.rounds}
-    config |= {"max_sessions": options.max_sessions, "settings": options.set}
+    config |= {"max_sessions": options.max_sessions, "card_gb": options.card_gb, "settings": options.set}
     name = "first-audio" if options.family == COSYVOICE2.name else f"{options.family}-first-audio"
     path = options.out / f"{name}-{short_name(gpu_line('name') or 'cpu')}.json"
     report("first_audio_rounds", config, metrics, path)
