@@ -21,6 +21,7 @@ from bistream.text2token import fidelity as language_model
 from bistream.text2token import step_runners
 from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.torch_engine import TorchEngine
+from bistream.token2mel import state_rows
 from bistream.token2wav import fidelity as token2wav
 
 LAYER = "llm.model.model.layers.0"
@@ -129,6 +130,19 @@ def test_flow_and_vocoder_are_chosen_one_by_one(
     config = RuntimeConfig(model_dir=str(model_dir), device="cpu")
     chosen = token2wav.within_bounds(config, read_config(model_dir))
     assert tuple(of_stage.dtype for of_stage in chosen) == dtypes
+
+
+@pytest.mark.parametrize("directory", ["tiny_model_dir", "tiny_cosyvoice3_dir"])
+def test_what_is_stored_between_hops_counts(directory: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their 16-bit state is stored in 8 bits."""
+    monkeypatch.setattr(token2wav, "_TOKENS", 4)
+    path: Path = request.getfixturevalue(directory)
+    config, checkpoint = RuntimeConfig(model_dir=str(path), device="cpu"), read_config(path)
+    found = {}
+    for largest in (state_rows.LARGEST, 1):
+        monkeypatch.setattr(state_rows, "LARGEST", largest)
+        found[largest] = token2wav._measure_flow(config, checkpoint, torch.float16, *token2wav.something_to_say(checkpoint))[1]
+    assert found[127].is_enough and not found[1].is_enough
 
 
 def test_on_a_cpu_nothing_is_measured(model_dir: Path) -> None:
