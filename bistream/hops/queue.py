@@ -73,10 +73,6 @@ class HopQueue(Generic[T]):
         """Remove it; does nothing if it is not queued."""
         self._hops = [hop for hop in self._hops if hop.item is not item]
 
-    def pop_batch(self, max_hops: int, max_tokens: float) -> list[T]:
-        """The most urgent items, in order, within both limits; at least one unless the queue is empty."""
-        return [hop.item for hop in self.pop(self.prefix(max_hops, max_tokens))]
-
 
 class BatchPace:
     """How long a batch takes, and how many tokens fit into a time: a line through the last batches.

@@ -633,7 +633,7 @@ def test_queue_serves_all_in_order_within_bounds(items: list[tuple[bool, float, 
         queue.push(index, is_first=is_first, deadline_s=deadline_s, tokens=tokens)
     served = []
     while len(queue):
-        batch = queue.pop_batch(max_items, max_tokens)
+        batch = [hop.item for hop in queue.pop(queue.prefix(max_items, max_tokens))]
         assert 1 <= len(batch) <= max_items
         assert len(batch) == 1 or sum(items[index][2] for index in batch) <= max_tokens
         served += batch
