@@ -88,6 +88,10 @@ class Lengths:
             expected_s = self._long_s if made_s < self._long_s else LENGTH_MARGIN * made_s
         return min(self._longest_s, max(made_s, expected_s))
 
+    def known_s(self, speech_s: float) -> float:
+        """Of a session whose speech is that long: what counts of it."""
+        return min(self._longest_s, speech_s)
+
     def ended(self, text_bytes: int | None, audio_s: float) -> None:
         """The pace is that of all texts together: short ones, with their pauses at both ends, say little about long ones."""
         if text_bytes:
@@ -129,7 +133,7 @@ def text_bytes(start: SessionStart) -> int | None:
 def reserved_speech_s(start: SessionStart, lengths: Lengths) -> float:
     """Speech for which a session that starts now is sure of flow state; token2wav reserves its usual amount at most."""
     if start.source_wav is not None:
-        return len(start.source_wav) / REFERENCE_SAMPLE_RATE
+        return lengths.known_s(len(start.source_wav) / REFERENCE_SAMPLE_RATE)
     return max(LEAST_RESERVED_S, lengths.expected_s(text_bytes(start)))
 
 
@@ -157,9 +161,12 @@ def _reserved_pages(standing: SessionLoad, report: LoadReport) -> int:
 
 
 def _pages(start: SessionStart, standing: SessionLoad, report: LoadReport, lengths: Lengths) -> float:
-    known = standing.received_s if standing.tokens_ended else lengths.expected_s(text_bytes(start), standing.received_s)
     if start.source_wav is not None:
-        known = len(start.source_wav) / REFERENCE_SAMPLE_RATE
+        known = lengths.known_s(len(start.source_wav) / REFERENCE_SAMPLE_RATE)
+    elif standing.tokens_ended:
+        known = lengths.known_s(standing.received_s)
+    else:
+        known = lengths.expected_s(text_bytes(start), standing.received_s)
     return min(report.most_pages or math.inf, max(_reserved_pages(standing, report), known))
 
 

@@ -180,6 +180,19 @@ def test_what_is_reserved() -> None:
     assert [reserved_pages(speech_s, RESERVE, 1.0) for speech_s in (None, 0.0, 4.0, 4.1, 125.0)] == [10, 1, 4, 5, 10]
 
 
+@given(st.floats(0.0, 300.0), st.booleans(), st.booleans(), st.sampled_from([4.0, 7.0, 30.0]))
+def test_no_session_counts_for_more_than_the_server_promises(
+    received_s: float, tokens_ended: bool, is_spoken: bool, longest_s: float
+) -> None:
+    """Not even when all its tokens have come, or when it is a recording: longer speech forgets its beginning."""
+    start = replace(text(1200, is_whole=False), source_wav=np.zeros(round(received_s * 16_000), np.float32) if is_spoken else None)
+    lengths = Lengths(longest_s)
+    reserved_s = reserved_speech_s(start, lengths)
+    standing = SessionLoad(tokens_ended=tokens_ended, received_s=received_s, reserved_s=reserved_s)
+    need = need_of(start, standing, LoadReport(pages=100, reserve_pages=RESERVE), lengths, AUDIO_FORMAT)
+    assert reserved_s <= longest_s and need.reserved <= need.pages <= longest_s
+
+
 @pytest.fixture
 def house() -> Iterator[House]:
     house = House(replace(CONFIG, admission_load=0.0))
