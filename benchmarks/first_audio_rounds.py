@@ -31,9 +31,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import first_audio
 from benchmarks._common import ROOT, free_port, gpu_line, report, table
 from benchmarks._server import SPEAKER, Checkpoint, Server, make_repository, register_voice
+from bistream.contract.fields import COSYVOICE2_BISTREAM
+from bistream.contract.room import room_of
 from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.families.spark import SPARK
+from bistream.keeper.repository import read_parameters
 
 SHORT = "Hello to you all"  # 5.6 s of audio with random weights, which say one token of text in 20 of speech
 LONGER = "The quick brown fox jumps over a lazy dog or"  # 25.6 s
@@ -90,11 +93,14 @@ class Bench:
         limit = {"max_sessions": str(options.max_sessions)} if options.max_sessions else {}
         self.settings = {**limit, **dict(setting.split("=", 1) for setting in options.set)}
         self.port = free_port()
+        self.room: str | None = None  # of the last server, in its words
 
     def server(self, name: str, **settings: str) -> Server:
         """Not started yet."""
         voices = self.work / "voices"
         repository = make_repository(self.checkpoint, self.environment, {"voices_dir": str(voices), **self.settings, **settings})
+        self.room = room_of(read_parameters(repository)[COSYVOICE2_BISTREAM.name])
+        print(f"{name} {self.room}", flush=True)
         if not voices.exists():
             register_voice(self.checkpoint.path, voices, self.environment)
         more = ("--health-port", str(self.port), "--probe-interval-s", "0", "--state-dir", str(self.work / "state"))
@@ -157,7 +163,7 @@ def measure(bench: Bench) -> dict[str, Any]:
     with bench.server("server-warm") as server:
         starts["warm"] = server.startup_s
     print(f"starts: {starts} s", flush=True)
-    metrics: dict[str, Any] = {"startup_s": starts}
+    metrics: dict[str, Any] = {"startup_s": starts, "room": bench.room}
     for name, runs in found.items():
         metrics[name] = median_of(runs)
         metrics[name]["stages_ms"] = {stage: values["mean"] for stage, values in runs[-1]["stages_ms"].items()}

@@ -169,6 +169,17 @@ def test_with_sessions_that_are_set_or_without_a_gpu_no_limit_is_chosen(name: st
         assert set_to(config(tmp_path / out, "cosyvoice2_bistream"), "reserved_speech_s") == "0.0"
 
 
+def test_what_is_set_of_memory_bounds_the_sessions_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make_model_repo, "gpu_of", lambda device: Gpu(int(device.partition(":")[2] or 0), 10**9))
+    given = ("kv_cache_tokens=20480", "token2wav.flow_state_mb=50", "cosyvoice2_bistream.reserved_speech_s=9", "token2wav.device=cuda:1")
+    assert made(tmp_path / "repo", *(word for setting in given for word in ("--set", setting))) == 0
+    front, language_model, speech = (config(tmp_path / "repo", name) for name in ("cosyvoice2_bistream", "llm_bistream", "token2wav"))
+    assert set_to(language_model, "kv_cache_tokens") == "20480"
+    assert set_to(speech, "flow_state_mb") == "50"
+    assert set_to(front, "reserved_speech_s") == "9"
+    assert 1 <= int(set_to(front, "max_sessions")) <= 10
+
+
 def test_a_full_gpu_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(make_model_repo, "gpu_of", lambda device: Gpu(0, 0))
     assert made(tmp_path / "repo") == 1
