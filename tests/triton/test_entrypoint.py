@@ -71,6 +71,7 @@ def test_it_renders_serves_drains_and_ends_at_the_second_signal(tmp_path: Path, 
         assert words[words.index("--starts-per-second") + 1] == "7.0"
 
         caller = Caller(json.loads((tmp_path / "ready.json").read_text())["grpc"], voice)
+        assert f"the server has room for {LIMITS['cosyvoice2_bistream.max_sessions']} sessions at a time" in log.read_text()
         caller.wait_audio()
         container.send_signal(signal.SIGTERM)  # to the process of the entrypoint, which has become the keeper
         wait_for(lambda: not is_ready(health_port), "the drain")
