@@ -32,7 +32,7 @@ token_frame_rate: {rates.tokens_per_second}
 token_mel_ratio: {flow.token_mel_ratio}
 chunk_size: {flow.chunk_tokens} # of streaming inference, in tokens
 num_decoding_left_chunks: -1 # below 0: all
-{_head_line(config.language_model)}
+
 {_llm_section(config.language_model, family)}
 {_flow_section(flow)}
 {_hift_section(config.vocoder)}
@@ -50,12 +50,6 @@ feat_extractor: !name:matcha.utils.audio.mel_spectrogram
     fmax: {_upper_end(family)}
     center: False
 """
-
-
-def _head_line(sizes: LanguageModelConfig) -> str:
-    """Ours: upstream reads the keys that it knows."""
-    head = sizes.text_position_head
-    return "" if head is None else f"text_position_head: {_numbers(head)} # layer and head whose attention follows the text\n"
 
 
 def _numbers(values: Sequence[Any]) -> str:

@@ -12,6 +12,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
+from bistream.checkpoints.alignment import ALIGNMENT_FILE, write_head
 from bistream.checkpoints.config import CheckpointConfig
 from bistream.families.cosyvoice2 import TEXT_DIRECTORY
 from bistream.mel2wav import weights as vocoder_weights
@@ -102,6 +103,7 @@ def export(checkpoints: Path, bpe: Path, sizes: Sizes, directory: Path) -> dict[
     qwen.mkdir(parents=True)
     text = checkpoint_yaml(config)
     (partial / "cosyvoice2.yaml").write_text(_YAML_HEAD + text.split("\n", 1)[1], encoding="utf-8")
+    write_head(partial / ALIGNMENT_FILE, config.language_model.text_position_head)
     (qwen / "config.json").write_text(qwen2_config_json(config.language_model), encoding="utf-8")
     for name in _TOKENIZER_FILES:
         shutil.copy(bpe / TEXT_DIRECTORY / name, qwen / name)

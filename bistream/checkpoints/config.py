@@ -35,7 +35,7 @@ class LanguageModelConfig:
     win_size: int = 10  # repetition-aware sampling looks back this many decided ids
     tau_r: float = 0.1
     temperature: float = 1.0  # the usual one; a request's counts in it, so 1 is the usual one in every family
-    text_position_head: tuple[int, int] | None = None  # layer and query head that follow the spoken text, where the yaml says so
+    text_position_head: tuple[int, int] | None = None  # layer and query head that follow the spoken text, as ``alignment`` says
 
     @property
     def head_size(self) -> int:

@@ -12,11 +12,13 @@ import json
 import re
 import zipfile
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from bistream.checkpoints.alignment import read_head
 from bistream.checkpoints.config import CheckpointConfig
 from bistream.checkpoints.files import check_content, family_of
 from bistream.checkpoints.one_table import OneTableConfig, one_table_config
@@ -93,8 +95,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=_DataLoader)
         sections = {key: document[key] for key in ("llm", "flow", "hift")}
-        head = document.get("text_position_head")
-        return {**{key: _resolve(section, document) for key, section in sections.items()}, "text_position_head": head}
+        return {key: _resolve(section, document) for key, section in sections.items()}
     except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path.name} could not be read ({_one_line(error)}); restore it from the released model.") from error
 
@@ -127,7 +128,7 @@ def read_config(model_dir: str | Path) -> CheckpointConfig:
     try:
         qwen = json.loads(qwen_path.read_text(encoding="utf-8"))
         config = CheckpointConfig(
-            language_model=language_model_config(sections["llm"], qwen, family, sections["text_position_head"]),
+            language_model=language_model_config(sections["llm"], qwen, family),
             flow=FLOWS[family.flow](sections["flow"]),
             vocoder=VOCODERS[family.vocoder](sections["hift"]),
             family=family,
@@ -138,7 +139,8 @@ def read_config(model_dir: str | Path) -> CheckpointConfig:
             "restore them from the released model."
         ) from error
     _check_fixed_sizes(yaml_path.name, config)
-    return config
+    language_model = config.language_model
+    return replace(config, language_model=replace(language_model, text_position_head=read_head(model_dir, language_model)))
 
 
 def _one_table(codec_path: Path, model_dir: str | Path, family: Family) -> OneTableConfig:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from bistream.checkpoints.config import (
@@ -33,8 +32,8 @@ def _freeze(value: Any) -> Any:
     return tuple(_freeze(item) for item in value) if isinstance(value, list) else value
 
 
-def language_model_config(llm: Mapping[str, Any], qwen: Mapping[str, Any], family: Family, head: Any = None) -> LanguageModelConfig:
-    """llm: of the yaml; qwen: the content of ``CosyVoice-BlankEN/config.json``. head: the yaml's ``text_position_head``, ours."""
+def language_model_config(llm: Mapping[str, Any], qwen: Mapping[str, Any], family: Family) -> LanguageModelConfig:
+    """llm: of the yaml; qwen: the content of ``CosyVoice-BlankEN/config.json``."""
     body = _pick(
         qwen,
         "hidden_size",
@@ -49,7 +48,7 @@ def language_model_config(llm: Mapping[str, Any], qwen: Mapping[str, Any], famil
     )
     sampling = _pick(llm.get("sampling", {}), "top_p", "top_k", "win_size", "tau_r")
     own = _pick(llm, "speech_token_size", "mix_ratio")
-    config = LanguageModelConfig(
+    return LanguageModelConfig(
         **body,
         **sampling,
         **own,
@@ -58,14 +57,6 @@ def language_model_config(llm: Mapping[str, Any], qwen: Mapping[str, Any], famil
         tokens_per_second=family.audio_format.tokens_per_second,
         head_has_bias=family.head_has_bias,
     )
-    return config if head is None else replace(config, text_position_head=_head(head, config))
-
-
-def _head(value: Any, config: LanguageModelConfig) -> tuple[int, int]:
-    layer, head = (int(number) for number in value)
-    if not (0 <= layer < config.num_hidden_layers and 0 <= head < config.num_attention_heads):
-        raise ValueError(f"text_position_head is {value!r}, and there is no such layer or head")
-    return layer, head
 
 
 def _flow_config(flow: Mapping[str, Any]) -> FlowConfig:

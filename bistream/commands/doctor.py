@@ -3,11 +3,15 @@
     bistream doctor assets/voice
     bistream doctor /models/CosyVoice2-0.5B
     bistream doctor /models/CosyVoice2-0.5B --text "A longer sentence." --output doctor.wav
+    bistream doctor /models/CosyVoice2-0.5B --align
 
 Reads every file, speaks a sentence in float32, then gives each network the same inputs in the dtype that the server uses on a GPU, and
 prints the signal-to-error ratio of scores, mel and audio. The server itself measures the same at its start, with other inputs, and
 computes a network in float32 that would be spoilt. On a CPU it serves in float32 anyway. Exit codes: 0 it can be served, 1 it cannot, for
 the reason in the last line.
+
+--align speaks four sentences instead and finds the attention head of the language model that follows the text, from which the server tells
+which word is spoken (``text_position``). It writes the head into MODEL_DIR/alignment.json, which the server reads at its start.
 """
 
 from __future__ import annotations
@@ -23,9 +27,11 @@ import soundfile
 import torch
 
 from bistream.audio.reference_tone import recording
+from bistream.checkpoints.alignment import ALIGNMENT_FILE
 from bistream.checkpoints.config import CheckpointConfig
 from bistream.checkpoints.files import family_of
 from bistream.checkpoints.reader import read_config
+from bistream.commands.alignment import find_head, report
 from bistream.commands.checkpoint_report import describe
 from bistream.commands.waiting import Waiting
 from bistream.config import RuntimeConfig
@@ -119,6 +125,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--text", default=TEXT, help="what to speak (default: %(default)s)")
     parser.add_argument("--device", default="auto", help="auto (default) | cpu | cuda | cuda:N")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of language model and flow; auto: what the server uses on a GPU")
+    parser.add_argument("--align", action="store_true", help="find the attention head that follows the text, and nothing else")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"what --align writes (default: MODEL_DIR/{ALIGNMENT_FILE})")
     parser.add_argument("--output", type=Path, metavar="FILE", help="keep what was spoken in float32, as WAV")
     return parser
 
@@ -159,6 +167,10 @@ def main(arguments: list[str] | None = None) -> int:
             "`bash run.sh 0 0` downloads CosyVoice2-0.5B, with FAMILY=cosyvoice3 or spark another"
         )
     try:
+        if options.align:
+            score = find_head(RuntimeConfig(model_dir=str(options.model_dir), device=options.device))
+            print(report(score, options.out or options.model_dir / ALIGNMENT_FILE))
+            return EXIT_OK
         run(options)
     except BistreamError as error:
         print(f"error: {error.sentence}", file=sys.stderr)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bistream.checkpoints.alignment import Head
 from bistream.text2token.attention import MIN_PRODUCT_ROWS, plan_attention
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.engine_settings import EngineSettings
@@ -22,7 +23,7 @@ from bistream.text2token.kv_cache import PagedCache
 from bistream.text2token.qwen2 import Observe, Qwen2Model
 from bistream.text2token.sampler import Sampler, SamplerState
 from bistream.text2token.sequence import Segment, StepPlan, TurnStart
-from bistream.text2token.text_reading import Head, TextReader
+from bistream.text2token.text_reading import TextReader
 
 SampledRows = Callable[[], list[int]]  # waits; one head row, INACTIVE or NOT_FINITE per sampling segment of the plan
 

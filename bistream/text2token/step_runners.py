@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from bistream.checkpoints.alignment import Head
 from bistream.checkpoints.config import LanguageModelConfig
 from bistream.config import RuntimeConfig
 from bistream.gpu.device import resolve_device
@@ -22,7 +23,7 @@ from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler
 from bistream.text2token.sizes import graphs_need
 from bistream.text2token.step_runner import EagerRunner, StepRunner
-from bistream.text2token.text_reading import Head, head_of
+from bistream.text2token.text_reading import head_of
 from bistream.text2token.weights import ModelWeights, load_weights
 
 logger = logging.getLogger(__name__)

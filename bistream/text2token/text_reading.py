@@ -14,13 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bistream.checkpoints.alignment import Head
 from bistream.checkpoints.config import LanguageModelConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import ConfigError
 from bistream.text2token.kv_cache import PagedCache
 from bistream.text2token.sequence import Segment
-
-Head = tuple[int, int]  # layer, query head
 
 
 def head_of(config: RuntimeConfig, sizes: LanguageModelConfig) -> Head | None:

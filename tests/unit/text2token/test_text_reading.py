@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.checkpoints.config import LanguageModelConfig
-from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
-from bistream.errors import CheckpointError, ConfigError
+from bistream.errors import ConfigError
 from bistream.text2token.attention import attend_causal
 from bistream.text2token.engine import SamplingSpec, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings
@@ -131,24 +129,6 @@ def test_a_head_that_there_is_not() -> None:
         head_of(RuntimeConfig(text_position_head="2,0"), sizes)
     with pytest.raises(ConfigError, match="set it to auto, none, or a layer and a head such as 2,0"):
         RuntimeConfig(text_position_head="first")
-
-
-def test_the_head_that_a_checkpoint_names(tiny_model_dir: Path, tmp_path: Path) -> None:
-    assert read_config(tiny_model_dir).language_model.text_position_head is None
-    for line, is_right in (("text_position_head: [1, 3]", True), ("text_position_head: [2, 0]", False), ("text_position_head: two", False)):
-        folder = tmp_path / line.rsplit(" ", 1)[1]
-        folder.mkdir()
-        for path in tiny_model_dir.iterdir():
-            (folder / path.name).symlink_to(path)
-        (folder / "cosyvoice2.yaml").unlink()
-        (folder / "cosyvoice2.yaml").write_text(
-            f"{line}\n{(tiny_model_dir / 'cosyvoice2.yaml').read_text(encoding='utf-8')}", encoding="utf-8"
-        )
-        if is_right:
-            assert read_config(folder).language_model.text_position_head == (1, 3)
-        else:
-            with pytest.raises(CheckpointError, match="could not be interpreted"):
-                read_config(folder)
 
 
 @settings(max_examples=6, deadline=None)
