@@ -1,7 +1,8 @@
 """Speed of the language model on random weights, without a server: a step of many decoding sequences.
 
     python benchmarks/lm.py [--kernels auto|graphs|plain] [--rows 1 8 64 256] [--out FILE]
-    python benchmarks/lm.py --size small                                                       runs on a CPU
+    python benchmarks/lm.py --head 12 0                    with one head read (layer, head), for ``text_position``
+    python benchmarks/lm.py --size small                   runs on a CPU
 
 Measured: a step of so many sequences with contexts of 500 to 1000 positions, sampling included, pipelined as the engine runs it; start-up;
 memory. Prints a table; the last line is one JSON object.
@@ -40,6 +41,7 @@ SIZES = {
 }  # fmt: skip
 CONTEXTS = range(500, 1000)
 REPEATS = 5
+TEXT_EVERY = 6  # positions; of an ordinary sequence one in five to seven is text
 
 
 def random_weights(config: LanguageModelConfig, device: torch.device, dtype: torch.dtype) -> ModelWeights:
@@ -72,7 +74,8 @@ def decoding_plans(space: TokenSpace, rows: int, settings: EngineSettings) -> tu
         TurnStart(slot, limits, 1 << 40, SlotReset(str(slot), SamplingSpec(seed=slot), tuple(range(slot * needed, (slot + 1) * needed))))
         for slot in range(rows)
     )
-    segments = tuple(Segment(slot, CONTEXTS[(slot * 37) % len(CONTEXTS)], None, True) for slot in range(rows))
+    positions = [CONTEXTS[(slot * 37) % len(CONTEXTS)] for slot in range(rows)]
+    segments = tuple(Segment(slot, place, None, True, range(0, place, TEXT_EVERY)) for slot, place in enumerate(positions))
     return StepPlan(starts, (), segments, ()), StepPlan((), (), segments, ())
 
 
@@ -100,20 +103,27 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--steps", type=int, default=200, help="steps per measurement (default %(default)s)")
     parser.add_argument("--kernels", default="auto", choices=["auto", "graphs", "plain"], help="which tier computes")
+    parser.add_argument("--head", type=int, nargs=2, metavar=("LAYER", "HEAD"), help="attention head to read (default: none)")
     parser.add_argument("--out", help="also write the result to this file")
     options = parser.parse_args()
     config, (device, dtype) = SIZES[options.size], device_and_dtype(options.device, "auto")
     tier = choose_tier("language model", options.kernels, device, dtype, graphs_need(config)).tier
     most = max(*options.rows, 32)
     settings = EngineSettings(
-        max_sessions=most, max_rows=most, block_size=BLOCK_SIZES[tier], kv_cache_tokens=most * 1024, max_sequence_ids=2048
-    )
+        max_sessions=most, max_rows=most, block_size=BLOCK_SIZES[tier], kv_cache_tokens=most * 1024, max_sequence_ids=2048,
+        knows_texts=options.head is not None,
+    )  # fmt: skip
     began = time.perf_counter()
     weights = random_weights(config, device, dtype if tier is Tier.PLAIN else torch.float32)
-    runner = make_step_runner(tier, config, weights, settings, device, dtype, lambda done, total: print(f"  prepared {done} of {total}"))
+    head = None if options.head is None else (options.head[0], options.head[1])
+    runner = make_step_runner(
+        tier, config, weights, settings, device, dtype, lambda done, total: print(f"  prepared {done} of {total}"), head
+    )  # fmt: skip
     startup_s = time.perf_counter() - began
     assert hasattr(runner, "cache")
     runner.cache.blocks.normal_()
+    if (reading := getattr(getattr(runner, "step", None), "reading", None)) is not None:
+        reading.is_text[::TEXT_EVERY] = 1
     del weights
     synchronize(device)
     steps = {str(rows): round(step_ms(runner, rows, options.steps), 4) for rows in options.rows}
@@ -123,7 +133,14 @@ def main() -> None:
         torch.cuda.empty_cache()  # the float32 weights that were packed
         free, total = torch.cuda.mem_get_info(device)
         metrics["gpu_memory_gb"] = round((total - free) / 1e9, 2)
-    shown = {"size": options.size, "dtype": str(dtype), "kernels": options.kernels, "steps": options.steps, "torch": torch.__version__}
+    shown = {
+        "size": options.size,
+        "dtype": str(dtype),
+        "kernels": options.kernels,
+        "head": options.head,
+        "steps": options.steps,
+        "torch": torch.__version__,
+    }
     report("lm", shown | {"contexts": [CONTEXTS.start, CONTEXTS.stop], "max_rows": most}, metrics, options.out)
 
 

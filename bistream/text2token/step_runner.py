@@ -53,10 +53,10 @@ class StepRunner(Protocol):
 
 @runtime_checkable
 class ReadsText(Protocol):
-    """A ``StepRunner`` without steps ahead that knows where in its text each sequence is."""
+    """A ``StepRunner`` that knows where in its text each sequence is."""
 
     def places(self) -> list[int] | None:
-        """Of the last step, one for each id that it sampled: see ``Scheduler.apply``."""
+        """Of the step whose ids were waited for last, one for each id that it sampled: see ``Scheduler.apply``. None: it reads no head."""
 
 
 class EagerRunner:

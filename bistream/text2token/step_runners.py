@@ -61,23 +61,15 @@ def load_step_runner(config: RuntimeConfig, sizes: LanguageModelConfig, tier: Ti
     # Packing folds norms into weights. It starts from float32, so that a weight is rounded once, and on the device, which takes less time.
     with phase("language model: weights read"):
         weights = load_weights(config.model_dir, sizes, device, dtype if tier is Tier.PLAIN else torch.float32)
-    head = _head_to_read(config, sizes, tier)
+    head = head_of(config, sizes)
+    if head is not None:
+        logger.info("text_position follows the attention of layer %d, head %d", *head)
     settings = replace(settings_of(config, sizes, BLOCK_SIZES[tier]), knows_texts=head is not None)
     if device.type == "cpu":  # token2wav computes on other cores, which a pause does not help
         settings = replace(settings, idle_pause=0.0)
     runner = make_step_runner(tier, sizes, weights, settings, device, dtype, _log_progress, head)
     logger.info("the language model is ready after %.1f s", time.monotonic() - began)
     return runner
-
-
-def _head_to_read(config: RuntimeConfig, sizes: LanguageModelConfig, tier: Tier) -> Head | None:
-    head = head_of(config, sizes)
-    if head is not None and tier is not Tier.PLAIN:
-        logger.info("text_position is estimated: the tier %s cannot read the attention that follows the text", tier.value)
-        return None
-    if head is not None:
-        logger.info("text_position follows the attention of layer %d, head %d", *head)
-    return head
 
 
 def make_step_runner(
@@ -90,7 +82,7 @@ def make_step_runner(
     progress: Progress,
     head: Head | None = None,
 ) -> StepRunner:
-    """settings.block_size: ``BLOCK_SIZES[tier]``. head: to be read, of the plain tier (``text_reading``).
+    """settings.block_size: ``BLOCK_SIZES[tier]``. head: to be read (``text_reading``).
 
     weights: on ``device`` and in ``dtype`` for the plain tier; for the others, which pack them, on any device, preferably in float32.
     """
@@ -100,7 +92,7 @@ def make_step_runner(
 
         with phase("language model: weights packed"):
             folded = fold_weights(weights, sizes, device, dtype)
-        return GraphStepRunner(sizes, folded, settings, progress=progress)
+        return GraphStepRunner(sizes, folded, settings, progress=progress, head=head)
     return EagerRunner(Qwen2Model(sizes, weights), settings, RepetitionAwareSampler(), head)
 
 

@@ -2,7 +2,7 @@
 
 In some models a head follows the text that is being spoken (of the shipped voice the training makes it do so); ``text_position_head`` names
 it. One product of the head's query with the stored keys of the text is all it takes: no softmax, and nothing that the model computes
-changes. In plain PyTorch, for the plain tier.
+changes. In plain PyTorch, for the plain tier; ``graphs.text_reading`` reads it in recorded steps.
 """
 
 from __future__ import annotations

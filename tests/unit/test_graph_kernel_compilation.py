@@ -57,18 +57,21 @@ def test_the_language_model_compiles_and_fits(capability: int, sizes: str, monke
     config = replace(CONFIG if sizes == "tiny" else LanguageModelConfig(), num_hidden_layers=2)
     names = names_that_compile_and_fit(lambda: launch_steps(config, torch.bfloat16), capability)
     assert names >= {"begin_rows", "qkv", "attend_rows", "add_product", "gate_up", "head", "sample_rows"}
+    assert names >= {"begin_and_note", "attend_and_read"}
 
 
 def launch_steps(config: LanguageModelConfig, dtype: torch.dtype) -> None:
     """Steps of every kind of tile."""
     weights = fold_weights(build_weights(random_state(config), config, CPU, torch.float32), config, CPU, dtype)
     settings = EngineSettings(max_sessions=256, max_rows=256, kv_cache_tokens=256, block_size=BLOCK_SIZE, max_sequence_ids=1024)
-    step = GraphStep(config, weights, settings, Tuning())
-    kernels = launches.StepKernels(config, weights, step.cache, step.table, step.state, settings.max_rows, Tuning())
-    for rows in (1, 32, 64, 128, 256):
-        fields = torch.zeros((rows, NUM_FIELDS), dtype=torch.int32)
-        kernels.scores(fields)
-        kernels.sample(fields)
+    for head in (None, (1, 1)):
+        step = GraphStep(config, weights, settings, Tuning(), head)
+        memory = (step.cache, step.table, step.state)
+        kernels = launches.StepKernels(config, weights, *memory, settings.max_rows, Tuning(), step.reading)
+        for rows in (1, 32, 64, 128, 256):
+            fields = torch.zeros((rows, NUM_FIELDS), dtype=torch.int32)
+            kernels.scores(fields)
+            kernels.sample(fields)
 
 
 def launch_all(dtype: torch.dtype) -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from bistream.checkpoints.config import LanguageModelConfig
 from bistream.text2token.graphs.batch import RowField
+from bistream.text2token.graphs.text_reading import TextReading
 from bistream.text2token.graphs.weights import GraphWeights, LayerTensors, apart
 from bistream.text2token.kv_cache import PagedCache
 from bistream.text2token.sampler import Sampler, SamplerState
@@ -26,6 +27,11 @@ class Rows(NamedTuple):
     positions: Tensor  # int64 [n]
     cos: Tensor  # float32 [n, 1, head_size / 2]
     sin: Tensor
+
+    @property
+    def here(self) -> Tensor:
+        """int64 [n]: where in the cache the rows themselves are."""
+        return self.places.gather(1, self.positions[:, None])[:, 0]
 
 
 def read_rows(fields: Tensor, table: Tensor, weights: GraphWeights, block_size: int) -> Rows:
@@ -40,19 +46,35 @@ def read_rows(fields: Tensor, table: Tensor, weights: GraphWeights, block_size: 
 
 
 def scores_of_rows(
-    fields: Tensor, weights: GraphWeights, config: LanguageModelConfig, state: SamplerState, cache: PagedCache, table: Tensor
+    fields: Tensor,
+    weights: GraphWeights,
+    config: LanguageModelConfig,
+    state: SamplerState,
+    cache: PagedCache,
+    table: Tensor,
+    reading: TextReading | None = None,
 ) -> Tensor:
-    """float32 [n, rows of the head, padding included]. Keys and values go to the cache."""
+    """float32 [n, rows of the head, padding included]. Keys and values go to the cache; what ``reading`` is for, to it."""
     slots, given = fields[:, RowField.SLOT].long(), fields[:, RowField.TOKEN]
     residual = weights.embedding[torch.where(given < 0, state.last_id[slots], given)].float()
     rows = read_rows(fields, table, weights, cache.block_size)
+    if reading is not None:
+        reading.note(given, rows.here)
     for number, tensors in enumerate(weights.layers):
-        residual = _run_layer(residual, tensors, cache, number, rows, config)
+        residual = _run_layer(residual, tensors, cache, number, rows, config, reading)
     # not rounded to 16 bit, because ids are sampled from them
     return _normalize(residual, config, weights.head_weight.dtype).float() @ weights.head_weight.T.float() + weights.head_bias
 
 
-def _run_layer(residual: Tensor, tensors: LayerTensors, cache: PagedCache, number: int, rows: Rows, config: LanguageModelConfig) -> Tensor:
+def _run_layer(
+    residual: Tensor,
+    tensors: LayerTensors,
+    cache: PagedCache,
+    number: int,
+    rows: Rows,
+    config: LanguageModelConfig,
+    reading: TextReading | None,
+) -> Tensor:
     """Keys and values are written before they are read, so rows of one sequence see each other."""
     dtype = tensors.output_weight.dtype
     fused = functional.linear(_normalize(residual, config, dtype), tensors.qkv_weight)
@@ -60,9 +82,11 @@ def _run_layer(residual: Tensor, tensors: LayerTensors, cache: PagedCache, numbe
     biased = torch.cat((first, second), dim=-1).float() + tensors.qkv_bias.view(-1, config.head_size)
     query, key, value = torch.split(biased, [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads], dim=1)
     # Other sequences multiply masked values by zero, so NaN and infinity are replaced; keys keep them, so that their sequence is detected.
-    here = rows.places.gather(1, rows.positions[:, None])[:, 0]
-    cache.write(number, here, _rotate(key, rows).to(dtype), value.to(dtype).nan_to_num())
-    attended = attend(_rotate(query, rows).to(dtype), cache, number, rows)
+    cache.write(number, rows.here, _rotate(key, rows).to(dtype), value.to(dtype).nan_to_num())
+    turned = _rotate(query, rows).to(dtype)
+    if reading is not None and reading.layer == number:
+        reading.read(turned, cache.layer(number)[0].flatten(0, 1), rows.places, rows.positions)
+    attended = attend(turned, cache, number, rows)
     residual = residual + functional.linear(attended, tensors.output_weight)
     gate, up = apart(functional.linear(_normalize(residual, config, dtype), tensors.gate_up_weight).float())
     hidden = functional.silu(gate) * up

@@ -1,7 +1,7 @@
 """Runs the scheduler's steps as recorded CUDA graphs of plain Triton kernels: a ``StepRunner`` for CUDA GPUs (``sizes.graphs_need``).
 
-A step costs the host one pass over its segments, two small copies (rows in, chosen ids out) and one launch; the host receives the ids
-through an event, up to ``run_ahead`` steps later, and no step waits for the host.
+A step costs the host one pass over its segments, two small copies (rows in, chosen ids out; a third where a head is read) and one
+launch; the host receives the ids through an event, up to ``run_ahead`` steps later, and no step waits for the host.
 
 Weights and cache are bfloat16, or float16 where ``dtype`` asks for it.
 Results are batch-invariant: the same row gives the same scores, bit for bit, in every number of rows (``pieces_linear``).
@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
+from bistream.checkpoints.alignment import Head
 from bistream.checkpoints.config import LanguageModelConfig
 from bistream.contract.checks import MAX_TOP_K
 from bistream.gpu.device import device_name
@@ -27,6 +28,7 @@ from bistream.text2token.engine import TokenSpace
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.graphs.batch import NUM_FIELDS, NUM_START_NUMBERS, StartField, bucket_sizes, write_rows, write_starts
 from bistream.text2token.graphs.step import GraphStep
+from bistream.text2token.graphs.text_reading import number_of
 from bistream.text2token.graphs.tuning import Tuning
 from bistream.text2token.graphs.weights import GraphWeights
 from bistream.text2token.graphs.work_queue import WorkQueue
@@ -55,7 +57,9 @@ class GraphStepRunner:
         record: bool = True,
         progress: Progress | None = None,
         tuning: Tuning | None = None,
+        head: Head | None = None,
     ) -> None:
+        """head: whose attention ``places`` tells; ``settings.knows_texts`` then."""
         device = weights.embedding.device
         on_gpu = device.type == "cuda"
         self._tuning = Tuning() if tuning is None else tuning
@@ -65,7 +69,7 @@ class GraphStepRunner:
         self._record = record and on_gpu
         self._queue = WorkQueue(device, DEPTH)
         with self._queue.entered():
-            self.step = GraphStep(config, weights, settings, self._tuning)
+            self.step = GraphStep(config, weights, settings, self._tuning, head)
             self._fields = torch.zeros((settings.max_rows, NUM_FIELDS), dtype=torch.int32, device=device)
         # pinned buffers that the host writes and reads, one entry per step in flight
         pinned = functools.partial(torch.zeros, pin_memory=on_gpu)
@@ -73,6 +77,8 @@ class GraphStepRunner:
         self._turn_numbers = pinned((DEPTH, settings.max_sessions, NUM_START_NUMBERS), dtype=torch.int64)
         self._turn_blocks = pinned((DEPTH, settings.max_sessions, settings.blocks_per_sequence), dtype=torch.int32)
         self._chosen_out = pinned((DEPTH, settings.max_rows), dtype=torch.int32)
+        self._found_out = pinned((DEPTH, settings.max_rows), dtype=torch.int64)
+        self._places: list[int] | None = None
         self._number = 0  # steps so far
         self._graphs: dict[tuple[int, int], tuple[Callable[[], None], Tensor]] = {}  # by rows and candidates
         self._prepare(progress)
@@ -94,16 +100,25 @@ class GraphStepRunner:
         self._number += 1
         with on_device(), self._queue.entered():
             if plan.copies:
-                self.step.cache.copy_blocks(plan.copies)
+                self.step.copy_blocks(plan.copies)
             if plan.starts:
                 self.step.begin_turns(self._turn_numbers[entry, : len(plan.starts)], self._turn_blocks[entry, : len(plan.starts)])
             self._fields[:bucket].copy_(self._fields_in[entry, :bucket], non_blocking=True)
             self._chosen_out[entry, :bucket].copy_(self._compute(bucket), non_blocking=True)
+            if self.step.reading is not None:
+                self._found_out[entry, :bucket].copy_(self.step.reading.found[:bucket], non_blocking=True)
             self._queue.mark(entry)
-        return functools.partial(self._wait, entry, sampling)
+        texts = [segment.texts for segment in plan.segments if segment.samples]
+        return functools.partial(self._wait, entry, sampling, texts)
 
-    def _wait(self, entry: int, sampling: Sequence[int]) -> list[int]:
+    def places(self) -> list[int] | None:
+        return self._places
+
+    def _wait(self, entry: int, sampling: Sequence[int], texts: Sequence[Sequence[int]]) -> list[int]:
         self._queue.wait(entry)
+        if self.step.reading is not None:
+            found = self._found_out[entry, sampling].tolist() if sampling else []
+            self._places = list(map(number_of, found, texts))
         chosen: list[int] = self._chosen_out[entry, sampling].tolist() if sampling else []
         return chosen
 

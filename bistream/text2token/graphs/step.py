@@ -5,16 +5,18 @@ In: row fields, copied to the device by the runner. Out: chosen head rows; keys 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from bistream.checkpoints.alignment import Head
 from bistream.checkpoints.config import LanguageModelConfig
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.graphs import layer
+from bistream.text2token.graphs.text_reading import TextReading
 from bistream.text2token.graphs.tuning import Tuning
 from bistream.text2token.graphs.weights import GraphWeights
 from bistream.text2token.kv_cache import PagedCache
@@ -28,7 +30,10 @@ CANDIDATES = 32  # ids that other samplers than the kernel sort; a session with 
 
 
 class GraphStep:
-    def __init__(self, config: LanguageModelConfig, weights: GraphWeights, settings: EngineSettings, tuning: Tuning) -> None:
+    def __init__(
+        self, config: LanguageModelConfig, weights: GraphWeights, settings: EngineSettings, tuning: Tuning, head: Head | None = None
+    ) -> None:
+        """head: to be read; ``reading`` tells what it looks at."""
         device = weights.embedding.device
         self.config, self.weights = config, weights
         self.sampler = make_sampler(config, device, exact=False)
@@ -40,6 +45,7 @@ class GraphStep:
         self.cache.blocks.zero_()  # attention multiplies masked values by zero
         self.table = torch.zeros((settings.max_sessions + 1, settings.blocks_per_sequence), dtype=torch.int32, device=device)
         self.table[settings.max_sessions] = settings.num_blocks
+        self.reading = None if head is None else TextReading(head, self.cache, config.text_vocab_size, settings.max_rows)
         self.kernels = self._make_kernels(settings, tuning) if device.type == "cuda" else None
         self._sample_rows = self._sampling(device)
 
@@ -52,7 +58,13 @@ class GraphStep:
         """fields: int32 [n, NUM_FIELDS]. Keys and values go to the cache. Returns float32 [n, rows of the head, padding included]."""
         if self.kernels is not None:
             return self.kernels.scores(fields)
-        return layer.scores_of_rows(fields, self.weights, self.config, self.state, self.cache, self.table)
+        return layer.scores_of_rows(fields, self.weights, self.config, self.state, self.cache, self.table, self.reading)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See ``PagedCache.copy_blocks``."""
+        self.cache.copy_blocks(pairs)
+        if self.reading is not None:
+            self.reading.copy_blocks(pairs)
 
     def launch(self, fields: Tensor) -> Tensor:
         """The whole step. Returns int32 [n]: chosen head rows, or codes of ``sequence.py``."""
@@ -71,7 +83,7 @@ class GraphStep:
     def _make_kernels(self, settings: EngineSettings, tuning: Tuning) -> StepKernels:
         from bistream.text2token.graphs.cuda.launches import StepKernels  # noqa: PLC0415  (loads Triton)
 
-        return StepKernels(self.config, self.weights, self.cache, self.table, self.state, settings.max_rows, tuning)
+        return StepKernels(self.config, self.weights, self.cache, self.table, self.state, settings.max_rows, tuning, self.reading)
 
     def _sampling(self, device: torch.device) -> Callable[..., Tensor]:
         """Compiled where it is neither a kernel nor on the CPU, and where PyTorch's compiler can."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bistream.checkpoints.alignment import Head
 from bistream.checkpoints.config import LanguageModelConfig
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.graphs import layer
@@ -49,12 +50,12 @@ CONFIGS = {
 class StepBench:
     """Weights that 16 bit represents exactly, so that activations alone are rounded; every sequence has blocks of its own."""
 
-    def __init__(self, config: LanguageModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: LanguageModelConfig, dtype: torch.dtype, head: Head | None = None) -> None:
         settings = EngineSettings(SLOTS, SLOTS, SLOTS * POSITIONS, BLOCK_SIZE, POSITIONS)
         state = {key: value.to(dtype).float() for key, value in random_state(config).items()}
         weights = build_weights(state, config, DEVICE, torch.float32)
         self.config = config
-        self.step = GraphStep(config, fold_weights(weights, config, DEVICE, dtype), settings, Tuning())
+        self.step = GraphStep(config, fold_weights(weights, config, DEVICE, dtype), settings, Tuning(), head)
         self.exact = fold_weights(weights, config, DEVICE, torch.float32)
         self.step.table[:SLOTS] = torch.randperm(SLOTS * BLOCKS).view(SLOTS, BLOCKS).int()
 
@@ -63,7 +64,8 @@ class StepBench:
             from bistream.text2token.graphs.cuda.launches import StepKernels  # noqa: PLC0415  (loads Triton)
 
             step = self.step
-            self.kernels = StepKernels(config, step.weights, step.cache, step.table, step.state, settings.max_rows, Tuning())
+            memory = (step.cache, step.table, step.state)
+            self.kernels = StepKernels(config, step.weights, *memory, settings.max_rows, Tuning(), step.reading)
 
     def fill_cache(self, draw: Draw) -> None:
         self.step.cache.blocks.copy_(draw.normal(*self.step.cache.blocks.shape, dtype=self.step.cache.blocks.dtype))
@@ -92,8 +94,8 @@ def fields_of(*segments: Segment, padding: int = 0) -> Tensor:
 
 
 @cache
-def step_bench(name: str, dtype: torch.dtype = torch.bfloat16) -> StepBench:
-    return StepBench(CONFIGS[name], dtype)
+def step_bench(name: str, dtype: torch.dtype = torch.bfloat16, head: Head | None = None) -> StepBench:
+    return StepBench(CONFIGS[name], dtype, head)
 
 
 def copy_of(state: SamplerState) -> SamplerState:

@@ -1,10 +1,10 @@
-"""The text token that one attention head looks at most, as the plain tier reads it while it decodes many sequences."""
+"""The text token that one attention head looks at most, as each tier reads it while it decodes many sequences."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -17,15 +17,18 @@ from bistream.errors import ConfigError
 from bistream.text2token.attention import attend_causal
 from bistream.text2token.engine import SamplingSpec, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings
+from bistream.text2token.graphs.runner import BLOCK_SIZE, GraphStepRunner
+from bistream.text2token.graphs.weights import fold_weights
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler
-from bistream.text2token.step_runner import EagerRunner
+from bistream.text2token.step_runner import EagerRunner, StepRunner
 from bistream.text2token.text_reading import head_of
 from bistream.text2token.torch_engine import TorchEngine, TorchSequence
 from tests.unit.text2token import tiny
 
 CONFIG = tiny.CONFIG
 TEXT_IDS = CONFIG.text_vocab_size
+KINDS = ["plain", "graphs"]
 
 
 @dataclass
@@ -46,10 +49,14 @@ class Sink:
         self.ended = True
 
 
-def engine_of(model: Qwen2Model, head: tuple[int, int] | None) -> TorchEngine:
+def engine_of(model: Qwen2Model, head: tuple[int, int] | None, kind: str = "plain") -> TorchEngine:
+    """graphs: their plain form; ``tests/gpu/text2token/test_text_reading.py`` has the kernels."""
     sizes = EngineSettings(max_sessions=4, max_rows=32, kv_cache_tokens=2048, block_size=8, knows_texts=head is not None)
-    runner = EagerRunner(model, sizes, RepetitionAwareSampler(), head)
-    return TorchEngine(model, sizes, threaded=False, runner=runner)
+    runner: StepRunner = EagerRunner(model, sizes, RepetitionAwareSampler(), head)
+    if kind == "graphs":
+        sizes = replace(sizes, block_size=BLOCK_SIZE)
+        runner = GraphStepRunner(CONFIG, fold_weights(model.weights, CONFIG, torch.device("cpu"), torch.float32), sizes, head=head)
+    return TorchEngine(runner, sizes, threaded=False, runner=runner)
 
 
 @torch.inference_mode()
@@ -70,12 +77,13 @@ def attended(model: Qwen2Model, ids: Sequence[int], head: tuple[int, int]) -> li
     return found
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 10_000), layer=st.integers(0, CONFIG.num_hidden_layers - 1), head=st.integers(0, CONFIG.num_attention_heads - 1))
-def test_each_id_comes_with_what_its_place_attends_to(seed: int, layer: int, head: int) -> None:
+def test_each_id_comes_with_what_its_place_attends_to(kind: str, seed: int, layer: int, head: int) -> None:
     """Several sequences, texts in turns, equal beginnings that share their cache."""
     model, chance = tiny.tiny_model(), random.Random(seed)
-    engine = engine_of(model, (layer, head))
+    engine = engine_of(model, (layer, head), kind)
     shared = [model.space.sos, *(chance.randrange(TEXT_IDS) for _ in range(17))]
     rows: dict[str, list[int]] = {}
     sequences: dict[str, TorchSequence] = {}
@@ -102,10 +110,11 @@ def test_each_id_comes_with_what_its_place_attends_to(seed: int, layer: int, hea
     engine.close()
 
 
-def test_reading_changes_no_id() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_reading_changes_no_id(kind: str) -> None:
     said = []
     for head in (None, (1, 0)):
-        engine, sink = engine_of(tiny.tiny_model(), head), Sink()
+        engine, sink = engine_of(tiny.tiny_model(), head, kind), Sink()
         engine.open("s", SamplingSpec(seed=3), 100).turn([1, 2, 3], TurnLimits(40), sink)
         while engine.step():
             pass
@@ -131,12 +140,13 @@ def test_a_head_that_there_is_not() -> None:
         RuntimeConfig(text_position_head="first")
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=6, deadline=None)
 @given(steps=st.integers(1, 4), beyond=st.integers(-2, 2), company=st.booleans(), before=st.sampled_from(("nothing", "same", "other")))
-def test_a_prompt_of_several_steps_is_read_when_it_is_complete(steps: int, beyond: int, company: bool, before: str) -> None:
+def test_a_prompt_of_several_steps_is_read_when_it_is_complete(kind: str, steps: int, beyond: int, company: bool, before: str) -> None:
     """A step that only feeds reads nothing, whatever the one before it read; before: who had the slot and the cache, of the same length."""
     model = tiny.tiny_model()
-    engine = engine_of(model, (1, 0))
+    engine = engine_of(model, (1, 0), kind)
     limits = TurnLimits(5, forbidden=frozenset(model.space.specials))
     ids = [7 + place % 90 * (place > 15) for place in range(engine.settings.max_rows * steps + beyond)]
     if before != "nothing":

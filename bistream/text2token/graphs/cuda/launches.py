@@ -23,9 +23,11 @@ from bistream.text2token.graphs.cuda import (
     kernels_residual,
     kernels_rows,
     kernels_sampler,
+    kernels_text_reading,
     kernels_turns,
     pieces_linear,
 )
+from bistream.text2token.graphs.text_reading import TextReading
 from bistream.text2token.graphs.tuning import CHUNK_UNIT, Gpu, Tiles, Tuning, tile_for
 from bistream.text2token.graphs.weights import GraphWeights, LayerTensors
 from bistream.text2token.kv_cache import PagedCache
@@ -74,10 +76,11 @@ class StepKernels:
 
     def __init__(
         self, config: LanguageModelConfig, weights: GraphWeights, cache: PagedCache, table: Tensor, state: SamplerState, max_rows: int,
-        tuning: Tuning,
+        tuning: Tuning, reading: TextReading | None = None,
     ) -> None:  # fmt: skip
         assert cache.block_size % ATTENTION_SPLIT == 0, "a split lies within a block"
         self.config, self.weights, self.cache, self.table, self.state, self.tuning = config, weights, cache, table, state, tuning
+        self.reading = reading
         self.buffers = StepBuffers(config, weights, max_rows, table.shape[1] * cache.block_size, tuning.attention_split_rows)
         self._gpu = Gpu.of(weights.embedding.device)
         self._shrink = SHRINK_FLOAT16 if weights.embedding.dtype == torch.float16 else 1.0
@@ -105,11 +108,15 @@ class StepKernels:
         return self.head(rows)
 
     def begin(self, fields: Tensor) -> None:
-        buffers, hidden, norms = self.buffers, self.config.hidden_size, len(self.buffers.squares)
+        buffers, hidden, norms, reading = self.buffers, self.config.hidden_size, len(self.buffers.squares), self.reading
+        kernel, further, sizes = kernels_rows.begin_rows, tuple[Any, ...](), dict[str, Any]()
+        if reading is not None:
+            kernel, sizes = kernels_text_reading.begin_and_note, {"TEXT_IDS": reading.num_text_ids, "BLOCK": self.cache.block_size}
+            further = (self.table, self.table.stride(0), reading.is_text, reading.found)
         self._run(
-            kernels_rows.begin_rows, (len(fields),), fields, self.state.last_id, self.weights.embedding, buffers.x, buffers.xb,
-            buffers.squares, HIDDEN=hidden, WIDTH=_power(hidden), NORMS=norms, NORMS_WIDTH=_power(norms), MAX_ROWS=buffers.max_rows,
-            SHRINK=self._shrink, warps=4, is_first=True,
+            kernel, (len(fields),), fields, self.state.last_id, self.weights.embedding, buffers.x, buffers.xb, buffers.squares, *further,
+            HIDDEN=hidden, WIDTH=_power(hidden), NORMS=norms, NORMS_WIDTH=_power(norms), MAX_ROWS=buffers.max_rows,
+            SHRINK=self._shrink, **sizes, warps=4, is_first=True,
         )  # fmt: skip
 
     def qkv(self, index: int, tensors: LayerTensors, fields: Tensor) -> None:
@@ -124,12 +131,16 @@ class StepKernels:
         )  # fmt: skip
 
     def attend(self, index: int, fields: Tensor) -> None:
-        config, tuning, buffers = self.config, self.tuning, self.buffers
+        config, tuning, buffers, reading = self.config, self.tuning, self.buffers, self.reading
+        kernel, kv_heads, further, sizes = kernels_attention.attend_rows, config.num_key_value_heads, tuple[Any, ...](), dict[str, Any]()
+        if reading is not None and reading.layer == index:
+            kernel, kv_heads = kernels_text_reading.attend_and_read, kv_heads + 1
+            further, sizes = (reading.is_text, reading.found), {"QUERY": reading.head}
         programs = tuning.attention_programs if len(fields) <= tuning.attention_split_rows else 1
         programs = min(programs, buffers.most_parts)
         self._run(
-            kernels_attention.attend_rows, (config.num_key_value_heads, len(fields), programs), buffers.query, *self.cache.layer(index),
-            fields, self.table, self.table.stride(0), buffers.attention_parts, buffers.arrived, buffers.attended, **self._heads,
+            kernel, (kv_heads, len(fields), programs), buffers.query, *self.cache.layer(index), fields, self.table, self.table.stride(0),
+            buffers.attention_parts, buffers.arrived, buffers.attended, *further, **self._heads, **sizes,
             SHARE=config.num_attention_heads // config.num_key_value_heads, SPLIT=ATTENTION_SPLIT, PROGRAMS=programs,
             MOST_PARTS=buffers.most_parts, SCALE=math.log2(math.e) / config.head_size**0.5, warps=kernels_attention.WARP_COUNT,
         )  # fmt: skip
