@@ -1,6 +1,6 @@
 """Deepgram's ``/v2/speak`` (Flux): raw tokens of a language model in, one turn after another, binary audio out. Pure.
 
-``Interrupt`` with the playback offset is answered with the text that was heard: the characters that were certainly spoken up to there.
+``Interrupt`` with the playback offset is answered with the text that was heard: the words that were over by then, by the voice's position.
 ``Close`` waits for the turns that were flushed; a turn without a flush is interrupted by it.
 """
 
@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from bistream.client.word_times import WORD
 from bistream.contract.checks import is_speakable
 from bistream.errors import BistreamError, BusyError, InvalidInputError
 from interfaces.audio.formats import OutputFormat
@@ -50,11 +53,13 @@ def deepgram_speed(value: str) -> float:
 class _Turn(PendingUtterance):
     begins_ms: float = 0.0  # on the clock of the session
     audio_ms: float = 0.0
-    marks: list[tuple[float, int]] = field(default_factory=list)  # (end of a chunk in the turn, characters spoken by then)
+    marks: list[tuple[float, int]] = field(default_factory=list)  # (end of a chunk in the turn, where the voice is then, in characters)
 
     def spoken_at(self, offset_ms: float) -> int:
-        """Characters of the chunks that have been played to their end."""
-        return max((consumed for end_ms, consumed in self.marks if end_ms <= offset_ms + 1.0), default=0)
+        """Characters of the words that are over by then; a word that is being spoken is not. Within a chunk the voice goes on evenly."""
+        times_ms, positions = zip((0.0, 0), *self.marks, strict=True)
+        position = int(np.interp(offset_ms + 1.0, times_ms, positions))
+        return next((word.start() for word in WORD.finditer(self.text) if word.start() < position < word.end()), position)
 
     def metadata(self) -> dict[str, Any]:
         billable = sum(character.isprintable() for character in self.text)
@@ -183,7 +188,7 @@ class Deepgram(JsonProtocol):
         turn = self._turns.speaking(speech)
         turn.audio_ms += made.duration_ms
         self._clock_ms += made.duration_ms
-        turn.marks.append((turn.audio_ms, made.text_consumed))
+        turn.marks.append((turn.audio_ms, made.position))
         return [Send(made.data)] if made.data else []
 
     def finished(self, speech: str) -> Sequence[Action]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,7 +63,7 @@ def test_a_turn_beyond_the_limit_is_refused_and_not_cut() -> None:
     assert one.opened == [] and one.closed is not None
 
 
-def test_an_interruption_says_what_was_certainly_heard() -> None:
+def test_an_interruption_says_what_was_heard() -> None:
     one = speaking("One two. Three four.", (400.0, 4), (400.0, 9), (400.0, 20))
     event = interrupt(one, 850)
     assert event["type"] == "SpeechInterrupted" and event["audio_played_ms"] == 850
@@ -147,14 +148,25 @@ def test_a_failure_ends_the_connection(error: Any, code: str, close: int) -> Non
     assert one.closed is not None and one.closed.code == close
 
 
-@given(st.lists(st.tuples(st.floats(1, 2000), st.integers(0, 9)), min_size=1, max_size=8), st.floats(0, 1))
-def test_the_text_heard_is_never_more_than_the_bound_at_the_offset(chunks: list[tuple[float, int]], part: float) -> None:
-    text, marks, audio, consumed = "abcdefghij" * 8, [], 0.0, 0
+@given(st.lists(st.tuples(st.floats(1, 2000), st.integers(0, 9), st.integers(0, 30)), min_size=1, max_size=8), st.floats(0, 1))
+def test_the_text_heard_ends_with_the_last_word_that_is_over(chunks: list[tuple[float, int, int]], part: float) -> None:
+    """chunks: milliseconds, characters that are certainly spoken by their end, and how much further the voice is."""
+    text, times, positions, consumed = "Abc de, fghi. " * 8, [0.0], [0], 0
     one = speaking(text)
-    for duration, more in chunks:
-        audio, consumed = audio + duration, consumed + more
-        marks.append((audio, consumed))
-        one.audio(one.opened[0].speech, Made(b"xx", duration, consumed))
-    event = interrupt(one, audio * part)
-    bound = max((count for end, count in marks if end <= audio * part + 1.0), default=0)
-    assert event["text_spoken"] == text[:bound] and event["text_spoken"] + event["text_remaining"] == text
+    for duration, more, further in chunks:
+        consumed = min(consumed + more, len(text))
+        times.append(times[-1] + duration)
+        positions.append(min(max(positions[-1], consumed + further), len(text)))
+        one.audio(one.opened[0].speech, Made(b"xx", duration, consumed, positions[-1]))
+    event = interrupt(one, times[-1] * part)
+    bound = int(np.interp(times[-1] * part + 1.0, times, positions))
+    heard = event["text_spoken"]
+    assert heard + event["text_remaining"] == text and len(heard) <= bound
+    assert heard.split() == text.split()[: len(heard.split())], "whole words"
+    rest = text[len(heard) :].split()
+    assert not rest or len(heard) == bound or len(heard) + len(rest[0]) > bound, "and no word that is over is missing"
+
+
+def test_of_a_server_that_tells_no_position_what_is_certain_was_heard() -> None:
+    one = speaking("One two. Three four.", (400.0, 5), (400.0, 9))
+    assert interrupt(one, 450)["text_spoken"] == "One "
