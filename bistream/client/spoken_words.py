@@ -9,6 +9,8 @@ import re
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
+from bistream.client.word_times import end_of
+
 # With the blanks before it; a character of a script without spaces between words counts as one.
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"\s*(?:[{_CJK}][^\w\s]*|[^\s{_CJK}]+)")
@@ -18,7 +20,7 @@ _IS_CJK = re.compile(rf"[{_CJK}]")
 @dataclass(frozen=True)
 class SpokenWord:
     """text: with the blanks before it and the punctuation behind it; all words one after another are the text. begin_s, end_s: on the clock
-    of ``SpokenWords.push``."""
+    of ``SpokenWords.push``; see ``word_times.end_of``."""
 
     text: str
     begin_s: float
@@ -61,7 +63,7 @@ class SpokenWords:
             if match.end() > self._positions[-1] or (match.end() == len(text) and not is_over):
                 break
             begin = match.start() + len(match.group()) - len(match.group().lstrip())
-            found.append(SpokenWord(match.group(), self._time(begin, is_begin=True), self._time(match.end(), is_begin=False)))
+            found.append(SpokenWord(match.group(), self._time(begin, is_begin=True), self._time(end_of(match), is_begin=False)))
             self._told = match.end()
         self._forget()
         return found

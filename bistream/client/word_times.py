@@ -12,11 +12,18 @@ from bistream.client.exchange import Chunk
 
 # A character of a script without spaces between words counts as one: Chinese, Japanese.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\s\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
+_TO_LAST_LETTER = re.compile(r".*\w", re.DOTALL)
+
+
+def end_of(word: re.Match[str]) -> int:
+    """Where its last letter or digit ends: the punctuation behind it is a pause. Of punctuation alone, where that ends."""
+    spoken = _TO_LAST_LETTER.match(word.group())
+    return word.end() if spoken is None else word.start() + spoken.end()
 
 
 @dataclass(frozen=True)
 class WordTime:
-    """word: with the punctuation that follows it. begin_s, end_s: in the session's audio."""
+    """word: with the punctuation that follows it. begin_s, end_s: in the session's audio, see ``end_of``."""
 
     word: str
     begin_s: float
@@ -41,6 +48,6 @@ def word_times(text: str, chunks: Iterable[Chunk], sample_rate: int) -> list[Wor
     for match in WORD.finditer(text):
         if match.start() >= positions[-1]:
             break
-        begin_s, end_s = np.interp((match.start(), match.end()), [positions[i] for i in ends], [seconds[i] for i in ends])
+        begin_s, end_s = np.interp((match.start(), end_of(match)), [positions[i] for i in ends], [seconds[i] for i in ends])
         found.append(WordTime(match.group(), float(begin_s), float(end_s)))
     return found

@@ -5,12 +5,12 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
-from bistream.client.word_times import WORD
+from bistream.client.word_times import WORD, end_of
 
 
 @dataclass(frozen=True)
 class Word:
-    """begin, end: in characters of the text; begin_ms, end_ms: in the audio."""
+    """begin, end: in characters of the text; begin_ms, end_ms: in the audio, see ``word_times.end_of``."""
 
     text: str
     begin: int
@@ -57,7 +57,7 @@ class WordTimes:
             may_grow = match.end() == len(self._text) and not is_over
             if may_grow or match.end() > self._positions[-1]:
                 break
-            found.append(Word(match.group(), *match.span(), self._time_of(match.start()), self._time_of(match.end())))
+            found.append(Word(match.group(), *match.span(), self._time_of(match.start()), self._time_of(end_of(match))))
             self._told = match.end()
         return found
 

@@ -104,7 +104,7 @@ def test_words_have_times_in_the_audio_of_the_task_and_places_in_their_sentence(
     one.finished("1")
     ends = [output["sentence"]["words"] for output in sentences(one.sent) if output["type"] == "sentence-end"]
     told = [[(word["text"], word["begin_index"], word["end_index"], word["begin_time"], word["end_time"]) for word in end] for end in ends]
-    assert told == [[("好", 0, 1, 0, 200), ("。", 1, 2, 200, 400)], [("Yes", 0, 3, 400, 625), ("no.", 4, 7, 700, 1000)]]
+    assert told == [[("好", 0, 1, 0, 200), ("。", 1, 2, 200, 400)], [("Yes", 0, 3, 400, 625), ("no.", 4, 7, 700, 900)]]
 
 
 def test_cancel_discards_the_rest_and_is_answered_with_task_finished() -> None:

@@ -40,6 +40,16 @@ def test_every_word_is_told_once_in_order_and_within_the_audio(text: str, steps:
     assert all(before.end_ms <= after.begin_ms for before, after in zip(words, words[1:], strict=False))
 
 
+def test_a_word_ends_with_its_last_letter() -> None:
+    """The marks behind it are a pause; a mark that stands alone takes its time."""
+    times = WordTimes()
+    times.append("Yes, 'no'. - ab")
+    words = [*times.next(1500, 15), *times.finish()]
+    assert [(word.text, word.begin_ms, word.end_ms) for word in words] == [
+        ("Yes,", 0.0, 300.0), ("'no'.", 500.0, 800.0), ("-", 1100.0, 1200.0), ("ab", 1300.0, 1500.0)
+    ]  # fmt: skip
+
+
 @given(st.text(alphabet="ab c.你", min_size=1, max_size=20), st.sets(st.integers(1, 19)), st.integers(1, 50))
 def test_of_a_voice_that_goes_on_the_times_are_those_of_the_client_library(text: str, stops: set[int], step: int) -> None:
     times, chunks, words = WordTimes(), [], []
