@@ -81,16 +81,12 @@ class Lengths:
         self._long_s = FIRST_LENGTH_S  # most sessions with text in pieces are shorter
 
     def expected_s(self, text_bytes: int | None, made_s: float = 0.0) -> float:
-        """text_bytes: all of the text; None: more may come. made_s: speech that exists already."""
+        """text_bytes: all of the text; 0: ``made_s`` is all of the speech; None: more may come. made_s: speech that exists already."""
         if text_bytes is not None:
             expected_s = LENGTH_MARGIN * text_bytes * self._mean_s / self._mean_bytes
         else:
             expected_s = self._long_s if made_s < self._long_s else LENGTH_MARGIN * made_s
         return min(self._longest_s, max(made_s, expected_s))
-
-    def known_s(self, speech_s: float) -> float:
-        """Of a session whose speech is that long: what counts of it."""
-        return min(self._longest_s, speech_s)
 
     def ended(self, text_bytes: int | None, audio_s: float) -> None:
         """The pace is that of all texts together: short ones, with their pauses at both ends, say little about long ones."""
@@ -133,7 +129,7 @@ def text_bytes(start: SessionStart) -> int | None:
 def reserved_speech_s(start: SessionStart, lengths: Lengths) -> float:
     """Speech for which a session that starts now is sure of flow state; token2wav reserves its usual amount at most."""
     if start.source_wav is not None:
-        return lengths.known_s(len(start.source_wav) / REFERENCE_SAMPLE_RATE)
+        return lengths.expected_s(0, len(start.source_wav) / REFERENCE_SAMPLE_RATE)
     return max(LEAST_RESERVED_S, lengths.expected_s(text_bytes(start)))
 
 
@@ -161,12 +157,9 @@ def _reserved_pages(standing: SessionLoad, report: LoadReport) -> int:
 
 
 def _pages(start: SessionStart, standing: SessionLoad, report: LoadReport, lengths: Lengths) -> float:
+    known = lengths.expected_s(0 if standing.tokens_ended else text_bytes(start), standing.received_s)
     if start.source_wav is not None:
-        known = lengths.known_s(len(start.source_wav) / REFERENCE_SAMPLE_RATE)
-    elif standing.tokens_ended:
-        known = lengths.known_s(standing.received_s)
-    else:
-        known = lengths.expected_s(text_bytes(start), standing.received_s)
+        known = lengths.expected_s(0, len(start.source_wav) / REFERENCE_SAMPLE_RATE)
     return min(report.most_pages or math.inf, max(_reserved_pages(standing, report), known))
 
 
