@@ -36,6 +36,7 @@ class GenerationOptions:
     instruct_text: str = ""
     text_normalization: str | None = None
     continues: str | None = None
+    lexicon: str | None = None
 
 
 class TokenDemand(int):

@@ -16,6 +16,7 @@ import numpy as np
 
 from bistream.contract import checks
 from bistream.contract.field import Field
+from bistream.contract.lexicon import check_lexicon
 
 # A request parameter, not a tensor: a start may carry it, and its session is then known only to requests that carry the same.
 SESSION_SECRET_PARAMETER = "session_secret"
@@ -165,6 +166,14 @@ INPUTS = (
         "with the start: how the text is prepared, `raw`, or `off` (without what has no sound), `auto`, `zh` or `en` (numbers read out as"
         " well), each of these four also with `+markdown` behind it; `+markdown`: the server's own with Markdown; absent: the server's own",
         check=checks.check_text_normalization,
+        is_start_only=True,
+    ),
+    Field(
+        "lexicon",
+        "BYTES",
+        (*_BOTH, _LM),
+        "with the start: a JSON object of words or phrases and [how they are respelled](#pronunciation), before the server's own",
+        check=check_lexicon,
         is_start_only=True,
     ),
     Field(

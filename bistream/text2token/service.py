@@ -38,6 +38,7 @@ from bistream.text.effort import reads_numbers
 from bistream.text.normalization import load_read_out
 from bistream.text.preparation import chosen_normalization, make_preparation, prepare_prompt
 from bistream.text.prompt_form import make_prompt_form, own_instruction
+from bistream.text.respelling import ServerLexicon
 from bistream.text2token.engine import FAILED_SENTENCE, TokenSpace
 from bistream.text2token.factory import LanguageModelParts, load_parts
 from bistream.text2token.layout import TokenLayout
@@ -87,6 +88,7 @@ class SpeechTokenService:
         self._clock = clock
         if reads_numbers(config.text_normalization):
             _load_normalization()
+        self._lexicon = ServerLexicon.from_file(config.lexicon)
         self._parts = load_parts(config, recorder) if parts is None else parts
         sizes = self._parts.sizes
         self._space = TokenSpace.of(sizes)
@@ -125,7 +127,10 @@ class SpeechTokenService:
         try:
             normalization = chosen_normalization(request.options.text_normalization, self._config.text_normalization)
             prompt = self._check_prompt(request, normalization)
-            preparation = make_preparation(normalization, request.prompt_text, self._parts.card.unknown_marks)
+            marks, respellings = self._parts.card.unknown_marks, self._lexicon.with_own(request.options.lexicon)
+            preparation = make_preparation(normalization, request.prompt_text, marks, respellings, self._config.max_text_chars)
+            if preparation is None and request.options.lexicon:
+                raise InvalidInputError("Raw text is spoken as it is; leave lexicon out, or set text_normalization to off.")
             spec = make_sampling_spec(request.options, self._parts.sizes)
         except InvalidInputError as error:
             error.session_id = session_id
