@@ -169,6 +169,14 @@ INPUTS = (
         is_start_only=True,
     ),
     Field(
+        "text_type",
+        "BYTES",
+        (*_BOTH, _LM),
+        "with the start: `text` (the default) or `ssml`, whose [elements](#ssml) are not spoken",
+        check=checks.check_text_type,
+        is_start_only=True,
+    ),
+    Field(
         "lexicon",
         "BYTES",
         (*_BOTH, _LM),
@@ -292,6 +300,7 @@ OUTPUTS = (
         (1, 3),
     ),
     Field("is_resting", "BOOL", (_LM,), "no more tokens until more text comes"),
+    Field("speech_breaks", "INT32", (_LM,), "place among the tokens, how many of them, and milliseconds of silence instead", (-1, 3)),
     Field("load_report", "FP32", (_WAV,), "for the front models (`bistream/token2wav/load_report.py`)", (1, 5)),
     Field("prompt_speech_tokens", "INT32", ("audio_tokenizer",), "raw codes, 25 per second", _VECTOR),
     Field("prompt_spk_embedding", "FP32", ("speaker_embedding",), "the speaker", _VECTOR),

@@ -11,6 +11,7 @@ from bistream.config import RuntimeConfig
 from bistream.hops.policy import HopPolicy, HopProgress
 from bistream.hops.speeds import SpeedRuns
 from bistream.hops.text_pace import TextPace
+from bistream.sessions.breaks import AudioBreaks
 from bistream.sessions.language_model_client import RENEWALS_PER_LEASE
 from bistream.sessions.load import SessionLoad
 from bistream.sessions.playback import Playback
@@ -48,6 +49,7 @@ class HopPacing:
         self._format = policy.audio_format
         self.text = TextPace(policy.blocks.text_tokens)
         self.playback = Playback(self._format.sample_rate)
+        self.breaks = AudioBreaks(self._format.sample_rate)
         self._speeds = SpeedRuns()  # of the tokens that were sent
         self._is_final = self._is_flush = False  # the hop that is due
         self._lookahead_tokens: int | None = None  # of it
@@ -86,20 +88,32 @@ class HopPacing:
         """How many more tokens the next hop needs, and the audio that the listener has until then."""
         frames = self._speeds.heard + self._frames(len(self._session.tokens)) / self._session.speed
         received_s = frames * self._format.samples_per_mel_frame / self._format.sample_rate
-        spoken_s = self.playback.samples_sent / self._format.sample_rate
+        spoken_s = self.breaks.rendered(self.playback.samples_sent) / self._format.sample_rate
         unspoken_s = max(0.0, received_s - self._policy.withheld_s - spoken_s)
         slack_s = None if self._session.start.offline else self.playback.buffer_s(now) + unspoken_s
         return TokenDemand(self._policy.wanted_tokens(self._progress(now, 0.0)), slack_s)
 
     def sends(self, tokens: int) -> None:
         """So many go to token2wav, at the session's speed."""
-        self._tokens_sent += tokens
-        self._speeds.add(self._frames(tokens), self._session.speed)
+        end, edges = self._tokens_sent + tokens, self._session.break_edges
+        while edges and edges[0][0] <= end:
+            place, silence_ms = edges.popleft()
+            self._count_sent(place)
+            at = self._speeds.heard * self._format.samples_per_mel_frame
+            if silence_ms is None:
+                self.breaks.end(at)
+            else:
+                self.breaks.begin(at, silence_ms)
+        self._count_sent(end)
+
+    def _count_sent(self, until: int) -> None:
+        self._speeds.add(self._frames(until - self._tokens_sent), self._session.speed)
+        self._tokens_sent = until
 
     def spoken(self, samples: int) -> int:
-        """Samples that so many of the audio would be at the usual speed."""
+        """Samples that so many of the audio would be at the usual speed and without silence in place of tokens."""
         size = self._format.samples_per_mel_frame
-        return int(self._speeds.spoken_at(samples / size) * size)
+        return int(self._speeds.spoken_at(self.breaks.rendered(samples) / size) * size)
 
     def _frames(self, tokens: int) -> int:
         return tokens * self._format.mel_frames_per_token

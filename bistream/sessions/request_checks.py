@@ -14,6 +14,7 @@ from bistream.contract.refusals import has_no_speed, not_utf8, takes_no_labels, 
 from bistream.errors import InvalidInputError
 from bistream.sessions.playback import SpokenEffort
 from bistream.sessions.ports import BistreamRequest, SessionKey
+from bistream.text.markup import MarkupReader, blanked
 from bistream.text.scripts import ScriptGuard
 from bistream.text.speakable import SpeakableText
 from bistream.text2token.one_table.prompts import Labels
@@ -26,8 +27,8 @@ DEFAULT_CARD = ModelCard()
 class TextLedger:
     """Counts and checks the text of one session. A refused piece leaves it as it was."""
 
-    def __init__(self, max_chars: int, languages: frozenset[str] = frozenset()) -> None:
-        """languages: of the checkpoint, as in ``ModelCard``."""
+    def __init__(self, max_chars: int, languages: frozenset[str] = frozenset(), is_ssml: bool = False) -> None:
+        """languages: of the checkpoint, as in ``ModelCard``. is_ssml: markup is no text: it is checked, and says nothing."""
         self._max_chars = max_chars
         self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
         self._chars = 0
@@ -35,6 +36,8 @@ class TextLedger:
         self._speakable = SpeakableText()
         self._scripts = ScriptGuard(languages)
         self._ended = False
+        self._markup = MarkupReader() if is_ssml else None
+        self._accepted = ""  # of SSML
         self.effort = SpokenEffort()  # of what was accepted
 
     @property
@@ -56,22 +59,38 @@ class TextLedger:
         state = self._decoder.getstate()
         speakable, scripts = self._speakable.copy(), self._scripts.copy()
         try:
-            text = self._decode(piece, is_end)
+            came = self._decode(piece, is_end)
             check_text_length(self._chars + count_characters(piece), self._max_chars)
-            is_speakable = speakable.push(text, is_end)
-            scripts.push(text, is_end)
+            said, shown = self._read(came, is_end)
+            is_speakable = speakable.push(said, is_end)
+            scripts.push(said, is_end)
             if is_end and not self._chars and not piece:
                 raise text_is_empty()
         except InvalidInputError:
             self._decoder.setstate(state)
+            self._restore_markup()
             raise
+        if self._markup is not None:
+            self._accepted += came
         self._chars += count_characters(piece)
         self._speakable, self._scripts = speakable, scripts
         if is_speakable:
             self.speakable_characters = self._chars
-        self.effort.push(text)
+        self.effort.push(shown)
         self._ended = is_end
         return is_speakable
+
+    def _read(self, came: str, is_end: bool) -> tuple[str, str]:
+        """What it says, and the same with all characters of the markup, which say nothing."""
+        if self._markup is None:
+            return came, came
+        marked = self._markup.push(came, is_end)
+        return "".join(one.text for one in marked), blanked(marked)
+
+    def _restore_markup(self) -> None:
+        if self._markup is not None:
+            self._markup = MarkupReader()
+            self._markup.push(self._accepted, is_end=False)
 
     def _decode(self, piece: bytes, is_end: bool) -> str:
         try:

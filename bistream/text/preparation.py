@@ -67,6 +67,11 @@ class TextPreparation:
             feed(character, 1)
         return self._take()
 
+    def take(self, character: str, count: int) -> list[NormalizedCharacter]:
+        """As ``push``, of one character that stands for so many of the caller's text."""
+        self._next(character, count)
+        return self._take()
+
     def finish(self, is_end: bool) -> list[NormalizedCharacter]:
         """The rest. is_end: the text ends; else a special token interrupts it, and more may follow."""
         for stage in reversed(self._stages):

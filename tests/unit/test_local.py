@@ -14,8 +14,9 @@ import pytest
 from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError, UnknownSpeakerError
 from bistream.local import LocalPipeline, VoiceChoice
+from bistream.sessions.breaks import FADE_S
 from bistream.types import AudioChunk, GenerationOptions
-from tests.formats import SAMPLES_PER_MEL_FRAME, SAMPLES_PER_TOKEN
+from tests.formats import SAMPLE_RATE, SAMPLES_PER_MEL_FRAME, SAMPLES_PER_TOKEN
 from tests.sounds import speech_like
 
 TEXT = "Hello there."
@@ -74,6 +75,31 @@ def test_a_speed_streams_with_the_same_tokens(pipeline: LocalPipeline, speed: fl
     chunks = list(pipeline.stream(PIECES, tone(), GenerationOptions(seed=3), speed=speed))
     assert len(audio(chunks)) == int(len(usual) // SAMPLES_PER_MEL_FRAME / speed) * SAMPLES_PER_MEL_FRAME
     assert chunks[-1].text_consumed == len(TEXT) and audio(chunks).std() > 0.01
+
+
+@pytest.mark.parametrize("speed", [1.0, 1.5])
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_break_is_exact_silence_in_the_stream(pipeline: LocalPipeline, is_whole: bool, speed: float) -> None:
+    ssml = GenerationOptions(seed=3, text_type="ssml")
+    text = 'Hello.<break time="1234ms"/> There.'
+    chunks = list(pipeline.stream([text] if is_whole else list(text), tone(), ssml, is_whole, speed))
+    samples = audio(chunks)
+    edges = np.flatnonzero(np.diff(np.concatenate([[1], samples != 0, [1]]).astype(int)))  # ends of speech and silence, in turn
+    silences = edges[1::2] - edges[::2]
+    assert 1234 * SAMPLE_RATE // 1000 <= silences.max() <= 1234 * SAMPLE_RATE // 1000 + 2  # a fade ends and begins with a zero
+    said = len(samples) - 1234 * SAMPLE_RATE // 1000 - round(FADE_S * SAMPLE_RATE)
+    assert said > 0 and said % SAMPLES_PER_MEL_FRAME == 0
+    assert chunks[-1].text_consumed == chunks[-1].text_position == len(text)
+    positions = [chunk.text_position for chunk in chunks]
+    assert positions == sorted(positions)
+    if speed == 1.0:
+        alone = [audio(list(pipeline.stream([part], tone(), ssml, is_whole))) for part in ("Hello.", "There.")]
+        assert len(alone[0]) == edges[2 * int(silences.argmax())] - round(FADE_S * SAMPLE_RATE)
+
+
+def test_silence_alone_is_heard(pipeline: LocalPipeline) -> None:
+    samples = audio(list(pipeline.stream(['<break time="2s"/>'], tone(), GenerationOptions(text_type="ssml"))))
+    assert len(samples) == 2 * SAMPLE_RATE and not samples.any()
 
 
 def test_a_text_of_many_sequences_is_one_stream_and_numbers_are_words(tiny_model_dir: Path) -> None:

@@ -300,7 +300,7 @@ class TestSpeaking:
         faulty: dict[str, tuple[object, str]] = {
             "layout": (bench.service._sessions["a"]._layout, "push_text"),
             "turn": (bench.service._sessions["a"]._sequences, "begin"),
-            "tokenizer": (bench.service._sessions["a"]._text_in, "push"),
+            "tokenizer": (bench.service._sessions["a"]._text, "read"),
             "watch": (bench.service._sessions["a"]._sequences, "yielded"),
         }
 
@@ -772,4 +772,4 @@ def test_thousands_of_pieces_are_read_once(tokenizer: TextTokenizer, monkeypatch
     for _ in range(500):
         bench.append("")
     assert max(read) <= 2 * WINDOW_CHARS and len(read) <= 3 * 13 * 150
-    assert len(session._places._ends) <= session._num_chars
+    assert len(session._text.places._ends) <= session._text.num_chars

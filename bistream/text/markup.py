@@ -1,0 +1,171 @@
+"""SSML of a session, in pieces: what of it is text, and where the speech pauses.
+
+Python's expat reads it, one character after the other, so that what is known at any time depends on the text alone. Elements: ``speak``,
+``p``, ``s``, ``break``, ``sub``, ``say-as``; any other is an error, and so is what is not well-formed. A text without ``speak`` is read as
+if it stood in one. There can be no document type, so there are no entities but those of XML and characters by number.
+
+Special tokens mean nothing here: neither in the text, nor in an attribute or an entity.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+from xml.parsers import expat
+
+from bistream.errors import InvalidInputError
+
+MAX_BREAK_MS = 10_000
+MAX_SILENCE_MS = 120_000  # of a text: silence keeps a session's place, and costs its caller nothing
+_BREAKS_MS = {"none": 0, "x-weak": 250, "weak": 500, "medium": 750, "strong": 1000, "x-strong": 1250}  # as Azure has them
+_TIME = re.compile(r"\+?(\d+(?:\.\d*)?|\.\d+)(ms|s)")
+_SPELLED = frozenset(("characters", "spell-out", "verbatim", "digits"))
+_READ = frozenset("address cardinal currency date duration fraction measure name number telephone time unit".split())
+_ROOT = "ssml"  # stands around the text
+_ENTITY = re.compile(r"&[#\w.:-]*")
+_TAG_BEGINNING = re.compile(r"<(?:[\w:/!?]|\Z)")
+
+
+class MarkedText(NamedTuple):
+    """text: a character; a break has none. covered: characters of the SSML up to its end, beyond those of the items before.
+
+    silence_ms: of a break; None: this is text.
+    """
+
+    text: str
+    covered: int
+    silence_ms: int | None = None
+
+
+class _Element(NamedTuple):
+    name: str
+    is_silent: bool = False  # its text is not spoken
+    is_spelled: bool = False
+
+
+class MarkupReader:
+    """One text. After an error it is of no use."""
+
+    def __init__(self) -> None:
+        self._parser = expat.ParserCreate()
+        self._parser.StartElementHandler = self._begin
+        self._parser.EndElementHandler = self._end
+        self._parser.CharacterDataHandler = self._say
+        self._open: list[_Element] = []
+        self._out: list[MarkedText] = []
+        self._waiting = ""  # the beginning of a tag or an entity
+        self._came = 0  # characters
+        self._covered = 0  # characters since the last item
+        self._silence_ms = 0  # of all breaks
+        self._parse(f"<{_ROOT}>", is_end=False)
+
+    def push(self, characters: str, is_end: bool) -> list[MarkedText]:
+        """What these characters decide. Raises ``InvalidInputError``."""
+        for character in characters:
+            self._came += 1
+            self._covered += 1
+            self._waiting += character
+            if not _is_open(self._waiting):
+                self._pass_waiting()
+        if is_end:
+            self._pass_waiting()
+            self._parse(f"</{_ROOT}>", is_end=True)
+        taken, self._out = self._out, []
+        return taken
+
+    def _pass_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, ""
+        self._parse(waiting, is_end=False)
+
+    def _parse(self, characters: str, is_end: bool) -> None:
+        try:
+            self._parser.Parse(characters.encode("utf-8"), is_end)
+        except expat.ExpatError as error:
+            reason = expat.ErrorString(error.code)
+            raise InvalidInputError(f"The SSML is not well-formed up to character {self._came} ({reason}); correct it.") from None
+
+    # Called by the parser
+
+    def _begin(self, name: str, attributes: Mapping[str, str]) -> None:
+        outer = self._open[-1] if self._open else _Element("")
+        element = _Element(name, outer.is_silent, outer.is_spelled)
+        if name == "break":
+            self._pause(_break_ms(attributes), element.is_silent)
+        elif name in ("p", "s"):
+            self._say("\n\n")
+        elif name == "sub":
+            self._say(_needed("sub", "alias", attributes))
+            element = element._replace(is_silent=True)
+        elif name == "say-as":
+            element = element._replace(is_spelled=_is_spelled(_needed("say-as", "interpret-as", attributes)))
+        elif name != ("speak" if self._open else _ROOT):
+            raise InvalidInputError(f"The SSML element {name[:40]} is not known here; use speak, p, s, break, sub and say-as.")
+        self._open.append(element)
+
+    def _end(self, name: str) -> None:
+        self._open.pop()
+        if name in ("p", "s"):
+            self._say("\n\n")
+
+    def _say(self, text: str) -> None:
+        """Blanks and line ends of the file are blanks, as in XML; two line ends, of p and s, end a sentence."""
+        element = self._open[-1]
+        if element.is_silent:
+            return
+        if text != "\n\n":
+            text = re.sub(r"\s", " ", text)
+        if element.is_spelled:
+            text = "".join(f" {character.upper()} " if character.isalnum() else " " for character in text)
+        for index, character in enumerate(text, start=1):
+            self._out.append(MarkedText(character, self._take_covered() if index == len(text) else 0))
+
+    def _pause(self, silence_ms: int, is_silent: bool) -> None:
+        if silence_ms and not is_silent:
+            self._silence_ms += silence_ms
+            if self._silence_ms > MAX_SILENCE_MS:
+                raise InvalidInputError(f"The SSML breaks are longer than {MAX_SILENCE_MS // 1000} s together; shorten them.")
+            self._out.append(MarkedText("", self._take_covered(), silence_ms))
+
+    def _take_covered(self) -> int:
+        covered, self._covered = self._covered, 0
+        return covered
+
+
+def blanked(marked: list[MarkedText]) -> str:
+    """As many characters as they cover, where those of the markup say nothing (NUL)."""
+    return "".join(f"{one.text:\0>{one.covered}}" if one.covered else "" for one in marked)
+
+
+def _is_open(waiting: str) -> bool:
+    """Whether the parser can do nothing with it yet: it is handed over whole, or as soon as it is wrong."""
+    if waiting[0] == "<":
+        return waiting[-1] != ">" and _TAG_BEGINNING.match(waiting) is not None
+    return waiting[0] == "&" and _ENTITY.fullmatch(waiting) is not None
+
+
+def _needed(element: str, attribute: str, attributes: Mapping[str, str]) -> str:
+    value = attributes.get(attribute, "")
+    if not value.strip():
+        raise InvalidInputError(f"The SSML element {element} has no {attribute}; add one.")
+    return value
+
+
+def _break_ms(attributes: Mapping[str, str]) -> int:
+    time = attributes.get("time")
+    if time is None:
+        strength = attributes.get("strength", "medium")
+        if strength not in _BREAKS_MS:
+            raise InvalidInputError(f"The strength of an SSML break is {strength[:20]!r}; use one of {', '.join(_BREAKS_MS)}.")
+        return _BREAKS_MS[strength]
+    found = _TIME.fullmatch(time.strip())
+    silence_ms = round(float(found[1]) * (1000 if found[2] == "s" else 1)) if found is not None else None
+    if silence_ms is None or silence_ms > MAX_BREAK_MS:
+        raise InvalidInputError(f"The time of an SSML break is {time[:20]!r}; use 300ms, 1.5s or so, up to {MAX_BREAK_MS // 1000}s.")
+    return silence_ms
+
+
+def _is_spelled(interpret_as: str) -> bool:
+    if interpret_as not in _SPELLED | _READ:
+        raise InvalidInputError(f"say-as of SSML has interpret-as {interpret_as[:20]!r}; use {', '.join(sorted(_SPELLED | _READ))}.")
+    return interpret_as in _SPELLED
