@@ -91,11 +91,15 @@ class VoicePrompt:
 
 @dataclass(frozen=True)
 class SpeechBreak:
-    """Silence in place of the audio of ``tokens`` speech tokens, from the one numbered ``place`` on."""
+    """Silence in place of the audio of ``tokens`` speech tokens, from the one numbered ``place`` on.
+
+    rate_percent: of the speech from there on, over the session's speed.
+    """
 
     place: int
     tokens: int
     silence_ms: int
+    rate_percent: int = 100
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from bistream.config import RuntimeConfig
+from bistream.contract.checks import MAX_SPEED, MIN_SPEED
 from bistream.hops.policy import HopPolicy, HopProgress
 from bistream.hops.speeds import SpeedRuns
 from bistream.hops.text_pace import TextPace
@@ -42,6 +43,7 @@ class HopPacing:
         self._report = report
         self._voice_tokens: int | None = None
         self._tokens_sent = 0
+        self._rate = 1.0  # of what is sent next, over the session's speed
         self._tokens_flushed = 0  # of them
         self._hop_latency_s = 0.0
         self._last_hop_at = 0.0
@@ -86,7 +88,7 @@ class HopPacing:
 
     def wanted_tokens(self, now: float) -> TokenDemand:
         """How many more tokens the next hop needs, and the audio that the listener has until then."""
-        frames = self._speeds.heard + self._frames(len(self._session.tokens)) / self._session.speed
+        frames = self._speeds.heard + self._frames(len(self._session.tokens)) / self._speed
         received_s = frames * self._format.samples_per_mel_frame / self._format.sample_rate
         spoken_s = self.breaks.rendered(self.playback.samples_sent) / self._format.sample_rate
         unspoken_s = max(0.0, received_s - self._policy.withheld_s - spoken_s)
@@ -94,21 +96,33 @@ class HopPacing:
         return TokenDemand(self._policy.wanted_tokens(self._progress(now, 0.0)), slack_s)
 
     def sends(self, tokens: int) -> None:
-        """So many go to token2wav, at the session's speed."""
-        end, edges = self._tokens_sent + tokens, self._session.break_edges
+        """So many go to token2wav, at the speed of the first of them."""
+        end, edges, speed = self._tokens_sent + tokens, self._session.break_edges, self._speed
         while edges and edges[0][0] <= end:
-            place, silence_ms = edges.popleft()
-            self._count_sent(place)
+            place, begun = edges.popleft()
+            self._count_sent(place, speed)
             at = self._speeds.heard * self._format.samples_per_mel_frame
-            if silence_ms is None:
+            if begun is None:
                 self.breaks.end(at)
             else:
-                self.breaks.begin(at, silence_ms)
-        self._count_sent(end)
+                self.breaks.begin(at, begun.silence_ms)
+                self._rate = begun.rate_percent / 100
+        self._count_sent(end, speed)
 
-    def _count_sent(self, until: int) -> None:
-        self._speeds.add(self._frames(until - self._tokens_sent), self._session.speed)
+    def _count_sent(self, until: int, speed: float) -> None:
+        self._speeds.add(self._frames(until - self._tokens_sent), speed)
         self._tokens_sent = until
+
+    @property
+    def _speed(self) -> float:
+        """Of the next tokens to be sent."""
+        return min(MAX_SPEED, max(MIN_SPEED, self._session.speed * self._rate))
+
+    def _until_other_rate(self) -> int | None:
+        """Tokens that may go in one hop, which has one speed; None: any number."""
+        places = (place for place, begun in self._session.break_edges if begun is not None and begun.rate_percent != 100 * self._rate)
+        place = next(places, None)
+        return None if place is None else place - self._tokens_sent
 
     def spoken(self, samples: int) -> int:
         """Samples that so many of the audio would be at the usual speed and without silence in place of tokens."""
@@ -149,14 +163,16 @@ class HopPacing:
         if too_much_s > 0.0:
             self.wake_at = now + too_much_s
             return None
-        progress = self._progress(now, buffer_s)
+        self.sends(0)  # a break before the first of them
+        progress, most = self._progress(now, buffer_s), self._until_other_rate()
         count = self._policy.next_hop(progress)
-        self._is_final = count is not None and self._policy.is_final(progress, count)
-        self._is_flush = count is not None and self._policy.is_flush(progress, count)
+        is_cut = count is not None and most is not None and most < count
+        self._is_final = count is not None and not is_cut and self._policy.is_final(progress, count)
+        self._is_flush = count is not None and not is_cut and self._policy.is_flush(progress, count)
         self._lookahead_tokens = 0 if self._is_flush else self._policy.lookahead_tokens(progress)
         recheck_s = self._policy.recheck_after_s(progress) if count is None else None
         self.wake_at = None if recheck_s is None else now + recheck_s
-        return count
+        return most if is_cut else count
 
     def _progress(self, now: float, buffer_s: float) -> HopProgress:
         assert self._voice_tokens is not None
@@ -171,7 +187,7 @@ class HopPacing:
             is_whole=session.start.is_end or not self._policy.blocks.interleaved,
             is_resting=heard.is_resting,
             chunks_join=(report := self._report()) is not None and report.chunks_join,
-            speed=session.speed,
+            speed=self._speed,
             start_speed=session.start.speed,
         )
         if self._tokens_sent or session.start.is_end or not self._policy.has_first_tokens(progress):
@@ -192,6 +208,7 @@ class HopPacing:
         if is_first:
             session.own(TOKEN2WAV, self._cancel)
         session.speaking(True)
+        speed = self._speed
         self.sends(count)
         if self._is_flush:
             self._tokens_flushed = self._tokens_sent
@@ -204,5 +221,5 @@ class HopPacing:
             playback_buffer_s=self.playback.buffer_s(now),
             expected_speech_s=session.reserved_s if is_first else None,
             lookahead_tokens=self._lookahead_tokens,
-            speed=session.speed,
+            speed=speed,
         )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from bistream.checkpoints.model_card import ModelCard
 from bistream.config import RuntimeConfig
-from bistream.contract.checks import check_instruction_length, check_speed, check_text_length, count_characters, is_instruction
+from bistream.contract.checks import SSML, check_instruction_length, check_speed, check_text_length, count_characters, is_instruction
 from bistream.contract.codec import check_values, flat_values
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.contract.refusals import has_no_speed, not_utf8, takes_no_labels, text_has_ended, text_is_empty
@@ -22,13 +24,15 @@ from bistream.types import FloatArray, GenerationOptions, VoicePrompt
 from bistream.voice.reference_audio import check_reference_audio
 
 DEFAULT_CARD = ModelCard()
+MakeReader = Callable[[], MarkupReader]
 
 
 class TextLedger:
     """Counts and checks the text of one session. A refused piece leaves it as it was."""
 
-    def __init__(self, max_chars: int, languages: frozenset[str] = frozenset(), is_ssml: bool = False) -> None:
-        """languages: of the checkpoint, as in ``ModelCard``. is_ssml: markup is no text: it is checked, and says nothing."""
+    def __init__(self, max_chars: int, languages: frozenset[str] = frozenset(), markup: MakeReader | None = None) -> None:
+        """languages: of the checkpoint, as in ``ModelCard``. markup: reads SSML, which is checked, and of which tags say nothing; None: the
+        text is none."""
         self._max_chars = max_chars
         self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
         self._chars = 0
@@ -36,7 +40,7 @@ class TextLedger:
         self._speakable = SpeakableText()
         self._scripts = ScriptGuard(languages)
         self._ended = False
-        self._markup = MarkupReader() if is_ssml else None
+        self._make_markup, self._markup = markup, None if markup is None else markup()
         self._accepted = ""  # of SSML
         self.effort = SpokenEffort()  # of what was accepted
 
@@ -88,8 +92,8 @@ class TextLedger:
         return "".join(one.text for one in marked), blanked(marked)
 
     def _restore_markup(self) -> None:
-        if self._markup is not None:
-            self._markup = MarkupReader()
+        if self._make_markup is not None:
+            self._markup = self._make_markup()
             self._markup.push(self._accepted, is_end=False)
 
     def _decode(self, piece: bytes, is_end: bool) -> str:
@@ -160,6 +164,12 @@ def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard
         source_wav=_check_source(request, config),
         labels=labels,
     )
+
+
+def ledger_of(start: SessionStart, config: RuntimeConfig, card: ModelCard = DEFAULT_CARD) -> TextLedger:
+    """Empty."""
+    markup = partial(MarkupReader, card.has_speed and not start.offline) if start.options.text_type == SSML else None
+    return TextLedger(config.max_text_chars, card.languages, markup)
 
 
 def check_append(request: BistreamRequest, card: ModelCard = DEFAULT_CARD) -> None:

@@ -45,9 +45,13 @@ KEEP_CHARS = 16  # the rest of the window is context, so that a cut does not spl
 
 @dataclass(frozen=True)
 class TextBreak:
-    """The text before it ends, and silence follows. has_speech: whether the text from the break before on has something to speak."""
+    """The text before it ends, and silence follows, possibly of no length, and then speech at another rate.
+
+    has_speech: whether the text from the break before on has something to speak.
+    """
 
     silence_ms: int
+    rate_percent: int
     has_speech: bool
 
 
@@ -118,7 +122,7 @@ class TextIn:
                     self._retract()
                 self._encode_normalized(found, closed=True)
                 self._num_segmented += one.covered
-                found.append(TextBreak(one.silence_ms, self.has_speech))
+                found.append(TextBreak(one.silence_ms, one.rate_percent, self.has_speech))
                 self.has_speech, self._begins_part = False, True
             elif self._preparation is None:
                 self._add_character(one.text, one.covered)

@@ -10,10 +10,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from bistream.text2token.engine import TurnResult
 from bistream.text2token.layout import TokenLayout, Turn
 from bistream.types import FinishReason
+
+
+class Break(NamedTuple):
+    """Behind a part: its silence, possibly of no length, and the rate of the speech behind it."""
+
+    silence_ms: int
+    rate_percent: int = 100
 
 
 class PartedLayout:
@@ -22,7 +30,7 @@ class PartedLayout:
     def __init__(self, make: Callable[[], TokenLayout]) -> None:
         self._make = make
         self._part = make()
-        self._later: deque[list[int] | int] = deque()  # text ids, and silences in milliseconds, behind the part; a silence is the first
+        self._later: deque[list[int] | Break] = deque()  # behind the part: text ids and breaks, of which one is the first
         self._text_ended = self._is_later = self._has_begun = self._restarts = False
         self._text_before = self._speech_before = self._speech_of_text_before = 0  # of the parts before
 
@@ -45,7 +53,7 @@ class PartedLayout:
 
     @property
     def num_text_pushed(self) -> int:
-        return self._text_before + self._part.num_text_pushed + sum(len(one) for one in self._later if isinstance(one, list))
+        return self._text_before + self._part.num_text_pushed + sum(len(one) for one in self._later if not isinstance(one, Break))
 
     @property
     def num_text_ended(self) -> int:
@@ -69,25 +77,25 @@ class PartedLayout:
         elif ids:
             self._part.push_text(ids)
 
-    def push_break(self, silence_ms: int) -> None:
+    def push_break(self, one: Break) -> None:
         """Behind the text so far."""
         if not self._later:
             self._end_part()
-        self._later.append(silence_ms)
+        self._later.append(one)
 
     def end_text(self) -> None:
         self._text_ended = True
         if not self._later:
             self._end_part()
 
-    def take_silence(self) -> int | None:
-        """Milliseconds of silence that are due: all speech before them has come. Then the next part begins. None: none."""
+    def take_break(self) -> Break | None:
+        """One that is due: all speech before it has come. Then the next part begins. None: none."""
         if not self._later or not self._is_over:
             return None
-        silence_ms = self._later.popleft()
-        assert isinstance(silence_ms, int), "text that belongs to the part before it"
+        one = self._later.popleft()
+        assert isinstance(one, Break), "text that belongs to the part before it"
         self._begin_part()
-        return silence_ms
+        return one
 
     def next_turn(self) -> Turn | None:
         turn = None if self._has_nothing else self._part.next_turn()
@@ -107,7 +115,7 @@ class PartedLayout:
 
     @property
     def _is_over(self) -> bool:
-        """Of a part behind which a silence is known."""
+        """Of a part behind which a break is known."""
         return not self._part.num_text_pushed or self._part.finish_reason in (FinishReason.EOS, FinishReason.LENGTH)
 
     def _end_part(self) -> None:
@@ -120,8 +128,8 @@ class PartedLayout:
         self._speech_before += before.num_speech
         self._speech_of_text_before += before.num_speech_of_text
         self._part, self._is_later, self._restarts = self._make(), True, self._has_begun
-        while self._later and isinstance(self._later[0], list):
-            self._part.push_text(self._later[0])
+        while self._later and not isinstance(ids := self._later[0], Break):
+            self._part.push_text(ids)
             self._later.popleft()
         if self._later or self._text_ended:
             self._end_part()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bistream.contract.checks import count_characters
 from bistream.contract.refusals import text_is_empty
 from bistream.text.text_in import TextBreak, TextIn, TextToken
-from bistream.text2token.parted_layout import PartedLayout
+from bistream.text2token.parted_layout import Break, PartedLayout
 from bistream.text2token.text_places import TextPlaces
 
 ReadText = list[TextToken | TextBreak]
@@ -35,7 +35,7 @@ class TextFeed:
             if isinstance(one, TextBreak):
                 self._push(layout, one.has_speech)
                 self._soundless, has_break = [], True
-                layout.push_break(one.silence_ms)
+                layout.push_break(Break(one.silence_ms, one.rate_percent))
             else:
                 self._soundless.append(one)
         self._push(layout, self._text_in.has_speech)

@@ -228,8 +228,9 @@ class TextSession:
     def _pump(self) -> Message | None:
         """Start the next turn if one is ready and none is in flight. Returns the session's end, if it has ended. Raises as ``begin``."""
         assert self._layout is not None and self._sequences is not None
-        while self._turn_ids is None and not self._closed and (silence_ms := self._layout.take_silence()) is not None:
-            self._sink(self._message(filling := self._silence.filling(), breaks=(SpeechBreak(0, len(filling), silence_ms),)))
+        while self._turn_ids is None and not self._closed and (one := self._layout.take_break()) is not None:
+            filling = self._silence.filling() if one.silence_ms or self._layout.num_speech else ()  # nothing is withheld yet
+            self._sink(self._message(filling, breaks=(SpeechBreak(0, len(filling), *one),)))
         if self._turn_ids is None and not self._closed and (turn := self._layout.next_turn()) is not None:
             self._turn_ids = []
             self._sequences.begin(turn, self)

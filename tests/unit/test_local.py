@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError, UnknownSpeakerError
 from bistream.local import LocalPipeline, VoiceChoice
 from bistream.sessions.breaks import FADE_S
-from bistream.types import AudioChunk, GenerationOptions
+from bistream.token2wav.service import Token2WavHop
+from bistream.types import AudioChunk, FloatArray, GenerationOptions, SpeechTokens
 from tests.formats import SAMPLE_RATE, SAMPLES_PER_MEL_FRAME, SAMPLES_PER_TOKEN
 from tests.sounds import speech_like
 
@@ -95,6 +97,35 @@ def test_a_break_is_exact_silence_in_the_stream(pipeline: LocalPipeline, is_whol
     if speed == 1.0:
         alone = [audio(list(pipeline.stream([part], tone(), ssml, is_whole))) for part in ("Hello.", "There.")]
         assert len(alone[0]) == edges[2 * int(silences.argmax())] - round(FADE_S * SAMPLE_RATE)
+
+
+def test_a_rate_holds_for_its_text_alone(pipeline: LocalPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each hop has one speed."""
+    messages, hops = list[SpeechTokens](), list[Token2WavHop]()
+    take, hop = pipeline._language_model.take, pipeline._token2wav.hop
+
+    async def taken(session_id: str, wanted_tokens: int) -> SpeechTokens:
+        messages.append(await take(session_id, wanted_tokens))
+        return messages[-1]
+
+    async def hopped(one: Token2WavHop) -> FloatArray:
+        hops.append(one)
+        return await hop(one)
+
+    monkeypatch.setattr(pipeline._language_model, "take", taken)
+    monkeypatch.setattr(pipeline._token2wav, "hop", hopped)
+    text = '<prosody rate="200%">Hello.</prosody> There.<break time="1s"/><prosody rate="50%">You.</prosody>'
+    samples = audio(list(pipeline.stream(list(text), tone(), GenerationOptions(seed=3, text_type="ssml"), speed=0.8)))
+    expected, speed = list[tuple[int, float]](), 0.8
+    for message in messages:
+        for one in message.breaks:
+            speed = max(0.5, 0.8 * one.rate_percent / 100)
+        expected += ((token, speed) for token in message.token_ids)
+    assert [(token, one.speed) for one in hops for token in one.token_ids] == expected
+    assert [speed for speed, _ in groupby(speed for _, speed in expected)] == [1.6, 0.8, 0.5, 0.8]
+    filling = sum(one.tokens for message in messages for one in message.breaks)
+    heard_s = sum(1 / speed for _, speed in expected) / 25 + 1.0  # and fades, and less than a frame at each change
+    assert heard_s - filling / 25 / 0.5 < len(samples) / SAMPLE_RATE < heard_s - filling / 25 / 1.6 + 0.1
 
 
 def test_silence_alone_is_heard(pipeline: LocalPipeline) -> None:

@@ -11,6 +11,7 @@ from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import InvalidInputError
 from bistream.sessions.playback import weight_of
 from bistream.sessions.request_checks import TextLedger, check_append
+from bistream.text.markup import MarkupReader
 from bistream.text.special_tokens import SPECIAL_TOKENS
 from tests.unit.sessions.fakes import request_of
 
@@ -115,7 +116,7 @@ SSML = '<speak>One <break time="1s"/><sub alias="two">2</sub> <say-as interpret-
 @given(CUTS)
 def test_markup_is_checked_and_says_nothing(cuts: list[int]) -> None:
     """Neither does it keep a session alive, nor does it take time to be spoken."""
-    ledger, speakable = TextLedger(200, is_ssml=True), []
+    ledger, speakable = TextLedger(200, markup=MarkupReader), []
     for index, piece in enumerate(pieces := pieces_of(SSML.encode(), [3 * cut for cut in cuts]), 1):
         speakable.append(ledger.accept(piece, index == len(pieces)))
     assert ledger.characters == len(SSML) and any(speakable)
@@ -126,7 +127,7 @@ def test_markup_is_checked_and_says_nothing(cuts: list[int]) -> None:
 
 
 def test_a_refused_piece_of_markup_leaves_the_text_as_it_was() -> None:
-    ledger = TextLedger(200, is_ssml=True)
+    ledger = TextLedger(200, markup=MarkupReader)
     ledger.accept(b"<speak>On", False)
     for piece in (b"e</p>", b"<audio/>", b"\xff", b" & "):
         with pytest.raises(InvalidInputError):

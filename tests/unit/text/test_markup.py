@@ -23,7 +23,9 @@ def element(name: str, attributes: str = "") -> st.SearchStrategy[str]:
 
 ENTITY = st.sampled_from(("&amp;", "&lt;", "&#65;", "&#x4f60;", "<!-- > -->", "<![CDATA[<b>]]>"))
 SAY_AS = element("say-as", ' interpret-as="characters"')
-PIECES = st.one_of(PLAIN, BREAK, ENTITY, element("p"), element("s"), element("sub", ' alias="a b"'), SAY_AS)
+PIECES = st.one_of(
+    PLAIN, BREAK, ENTITY, element("p"), element("s"), element("sub", ' alias="a b"'), SAY_AS, element("prosody", ' rate="80%"')
+)
 SSML = st.lists(PIECES, max_size=8).map("".join).flatmap(lambda text: st.sampled_from((text, f'<speak version="1.1">{text}</speak>')))
 CUTS = st.lists(st.integers(0, 400), max_size=12)
 
@@ -39,7 +41,13 @@ def read(text: str, cuts: list[int] | None = None) -> list[MarkedText]:
 
 
 def told(text: str) -> str:
-    return "".join(one.text if one.silence_ms is None else f"[{one.silence_ms}]" for one in read(text))
+    """A break as its silence, and the rate behind it where that is not the usual one."""
+
+    def shown(one: MarkedText) -> str:
+        rate = "" if one.rate_percent == 100 else f" {one.rate_percent} %"
+        return one.text if one.silence_ms is None else f"[{one.silence_ms}{rate}]"
+
+    return "".join(map(shown, read(text)))
 
 
 @given(text=SSML, cuts=CUTS)
@@ -85,6 +93,10 @@ def test_text_without_markup_is_the_plain_text_and_leaves_as_early(tokenizer: Te
         ('<sub alias="World Wide Web">WWW<break/></sub>.', "World Wide Web."),
         ('<say-as interpret-as="characters">ab1</say-as>', " A  B  1 "),
         ('<say-as interpret-as="date">5/1</say-as>', "5/1"),
+        ('<prosody rate="slow">a<break time="1s"/>b</prosody>c', "[0 80 %]a[1000 80 %]b[0]c"),
+        ('<prosody rate="+50%">a<prosody rate="1.2">b</prosody></prosody>', "[0 150 %]a[0 180 %]b[0 150 %][0]"),
+        ('<prosody rate="medium">a</prosody><prosody rate="-20%">b</prosody>', "a[0 80 %]b[0]"),
+        ('<sub alias="x"><prosody rate="fast">a</prosody></sub>', "x"),
         ("R&amp;D &lt;b> &#65;", "R&D <b> A"),
         ("<speak>\n  a\n</speak>", "   a "),
         ("<!-- no -->yes<![CDATA[<no>]]>", "yes<no>"),
@@ -113,6 +125,11 @@ def test_what_is_said(text: str, said: str) -> None:
         ('<say-as interpret-as="bleep">a</say-as>', "'bleep'"),
         ('<break time="11s"/>', "'11s'"),
         ('<break time="soon"/>', "'soon'"),
+        ('<prosody pitch="high">a</prosody>', "rate alone"),
+        ('<prosody rate="slow" pitch="high">a</prosody>', "rate alone"),
+        ('<prosody rate="300%">a</prosody>', "300 %"),
+        ('<prosody rate="slow"><prosody rate="50%">a</prosody></prosody>', "40 %"),
+        ('<prosody rate="+2">a</prosody>', "'\\+2'"),
         (13 * '<break time="10s"/>', "longer than 120 s"),
         ('<break strength="huge"/>', "'huge'"),
     ],
@@ -131,6 +148,11 @@ def test_nothing_of_it_is_a_special_token(tokenizer: TextTokenizer, token: str) 
         except InvalidInputError:
             continue
         assert not {one.id for one in found if isinstance(one, TextToken)} & set(tokenizer.special_tokens.values())
+
+
+def test_a_rate_is_refused_where_the_speech_has_one_speed() -> None:
+    with pytest.raises(InvalidInputError, match="cannot be changed here"):
+        MarkupReader(has_rate=False).push('<prosody rate="slow">', is_end=False)
 
 
 def test_a_wrong_tag_is_refused_as_soon_as_it_is_wrong() -> None:
