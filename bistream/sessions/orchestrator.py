@@ -138,7 +138,7 @@ class Orchestrator:
                 raise InvalidInputError("session_id is missing; send the id of a started session.")
             return CheckedRequest(request)
         start = check_start(request, self._config, self._card)
-        text = ledger_of(start, self._config, self._card)
+        text = ledger_of(start, self._config, self._card, self._services.family.spoken_tokens)
         if start.source_wav is None:
             text.accept(start.text, start.is_end)
         else:

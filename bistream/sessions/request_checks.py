@@ -16,7 +16,7 @@ from bistream.contract.refusals import has_no_speed, not_utf8, takes_no_labels, 
 from bistream.errors import InvalidInputError
 from bistream.sessions.playback import SpokenEffort
 from bistream.sessions.ports import BistreamRequest, SessionKey
-from bistream.text.markup import MarkupReader, blanked
+from bistream.text.markup import MarkupReader, blanked, plain
 from bistream.text.scripts import ScriptGuard
 from bistream.text.speakable import SpeakableText
 from bistream.text2token.one_table.prompts import Labels
@@ -89,7 +89,7 @@ class TextLedger:
         if self._markup is None:
             return came, came
         marked = self._markup.push(came, is_end)
-        return "".join(one.text for one in marked), blanked(marked)
+        return plain(marked), blanked(marked)
 
     def _restore_markup(self) -> None:
         if self._make_markup is not None:
@@ -166,9 +166,9 @@ def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard
     )
 
 
-def ledger_of(start: SessionStart, config: RuntimeConfig, card: ModelCard = DEFAULT_CARD) -> TextLedger:
-    """Empty."""
-    markup = partial(MarkupReader, card.has_speed and not start.offline) if start.options.text_type == SSML else None
+def ledger_of(start: SessionStart, config: RuntimeConfig, card: ModelCard, phonemes: frozenset[str]) -> TextLedger:
+    """Of a session's text, which is still empty. phonemes: special tokens of the model."""
+    markup = partial(MarkupReader, phonemes, card.has_speed and not start.offline) if start.options.text_type == SSML else None
     return TextLedger(config.max_text_chars, card.languages, markup)
 
 

@@ -1,11 +1,11 @@
 """SSML of a session, in pieces: what of it is text, and where the speech pauses.
 
 Python's expat reads it, one character after the other, so that what is known at any time depends on the text alone. Elements: ``speak``,
-``p``, ``s``, ``break``, ``sub``, ``say-as``, ``prosody`` with a rate; any other is an error, and so is what is not well-formed. A text
-without ``speak`` is read as if it stood in one. There can be no document type, so there are no entities but those of XML and characters
-by number.
+``p``, ``s``, ``break``, ``sub``, ``phoneme``, ``say-as``, ``prosody`` with a rate; any other is an error, and so is what is not
+well-formed. A text without ``speak`` is read as if it stood in one. There can be no document type, so there are no entities but those of
+XML and characters by number.
 
-Special tokens mean nothing here: neither in the text, nor in an attribute or an entity.
+Special tokens mean nothing here: neither in the text, nor in an attribute or an entity. Those of a ``phoneme`` are looked up.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from xml.parsers import expat
 
 from bistream.contract.checks import MAX_SPEED, MIN_SPEED
 from bistream.errors import InvalidInputError
+from bistream.text.phonemes import phoneme_tokens
 
 MAX_BREAK_MS = 10_000
 MAX_SILENCE_MS = 120_000  # of a text: silence keeps a session's place, and costs its caller nothing
@@ -32,7 +33,8 @@ _TAG_BEGINNING = re.compile(r"<(?:[\w:/!?]|\Z)")
 
 
 class MarkedText(NamedTuple):
-    """text: a character; a break has none. covered: characters of the SSML up to its end, beyond those of the items before.
+    """text: a character, or a special token for a phoneme (is_token); a break has none. covered: characters of the SSML up to its end,
+    beyond those of the items before.
 
     silence_ms: of a break, 0 where only the rate changes; None: this is text. rate_percent: of the speech behind a break.
     """
@@ -41,6 +43,7 @@ class MarkedText(NamedTuple):
     covered: int
     silence_ms: int | None = None
     rate_percent: int = 100
+    is_token: bool = False
 
 
 class _Element(NamedTuple):
@@ -51,9 +54,11 @@ class _Element(NamedTuple):
 
 
 class MarkupReader:
-    """One text. After an error it is of no use. has_rate: whether the speech may change its speed."""
+    """One text. After an error it is of no use."""
 
-    def __init__(self, has_rate: bool = True) -> None:
+    def __init__(self, phonemes: frozenset[str] = frozenset(), has_rate: bool = True) -> None:
+        """phonemes: special tokens that the model has for them. has_rate: whether the speech may change its speed."""
+        self._phonemes = phonemes
         self._has_rate = has_rate
         self._parser = expat.ParserCreate()
         self._parser.StartElementHandler = self._begin
@@ -105,12 +110,15 @@ class MarkupReader:
         elif name in ("p", "s"):
             self._say("\n\n")
         elif name == "sub":
-            self._say(_needed("sub", "alias", attributes))
+            self._say(_needed(name, "alias", attributes))
+            element = element._replace(is_silent=True)
+        elif name == "phoneme":
+            self._pronounce(element, _needed(name, "alphabet", attributes), _needed(name, "ph", attributes))
             element = element._replace(is_silent=True)
         elif name == "say-as":
-            element = element._replace(is_spelled=_is_spelled(_needed("say-as", "interpret-as", attributes)))
+            element = element._replace(is_spelled=_is_spelled(_needed(name, "interpret-as", attributes)))
         elif name != ("speak" if self._open else _ROOT):
-            raise InvalidInputError(f"The SSML element {name[:40]} is not known here; use speak, p, s, break, sub, say-as and prosody.")
+            raise InvalidInputError(f"SSML's {name[:40]} is not known here; use speak, p, s, break, sub, phoneme, say-as and prosody.")
         self._open.append(element)
 
     def _end(self, name: str) -> None:
@@ -131,6 +139,11 @@ class MarkupReader:
             text = "".join(f" {character.upper()} " if character.isalnum() else " " for character in text)
         for index, character in enumerate(text, start=1):
             self._out.append(MarkedText(character, self._take_covered() if index == len(text) else 0))
+
+    def _pronounce(self, element: _Element, alphabet: str, written: str) -> None:
+        if not element.is_silent:
+            tokens = phoneme_tokens(alphabet, written, self._phonemes)
+            self._out += (MarkedText(token, self._take_covered(), is_token=True) for token in tokens)
 
     def _rate_percent(self, outer_percent: int, attributes: Mapping[str, str]) -> int:
         """Within an element of another rate."""
@@ -161,7 +174,12 @@ class MarkupReader:
 
 def blanked(marked: list[MarkedText]) -> str:
     """As many characters as they cover, where those of the markup say nothing (NUL)."""
-    return "".join(f"{one.text:\0>{one.covered}}" if one.covered else "" for one in marked)
+    return "".join(f"{one.text[-1:]:\0>{one.covered}}" if one.covered else "" for one in marked)
+
+
+def plain(marked: list[MarkedText]) -> str:
+    """What they say; a phoneme is a digit, which is of no script."""
+    return "".join("0" if one.is_token else one.text for one in marked)
 
 
 def _is_open(waiting: str) -> bool:

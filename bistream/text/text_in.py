@@ -124,6 +124,8 @@ class TextIn:
                 self._num_segmented += one.covered
                 found.append(TextBreak(one.silence_ms, one.rate_percent, self.has_speech))
                 self.has_speech, self._begins_part = False, True
+            elif one.is_token:
+                self._add_special(found, one.text, one.covered)
             elif self._preparation is None:
                 self._add_character(one.text, one.covered)
             else:
@@ -142,17 +144,21 @@ class TextIn:
             self._scanned = self._scanned[index:]
             if special is None:
                 break
-            self._finish_plain_text(is_end=False)
-            self._encode_normalized(tokens, closed=True)
             self._scanned = self._scanned[len(special) :]
-            self._num_segmented += len(special)
-            self._end_char = self._num_segmented
-            self.has_speech |= special not in MARKS
-            tokens.append(TextToken(self._tokenizer.special_tokens[special], self._end_char))
+            self._add_special(tokens, special, len(special))
         if final:
             self._finish_plain_text(is_end=True)
         self._encode_normalized(tokens, closed=final)
         return tokens
+
+    def _add_special(self, tokens: list[TextToken | TextBreak], special: str, source_characters: int) -> None:
+        self._finish_plain_text(is_end=False)
+        self._encode_normalized(tokens, closed=True)
+        self._num_segmented += source_characters
+        self._end_char = self._num_segmented
+        self.has_speech |= special not in MARKS
+        self._begins_part = False
+        tokens.append(TextToken(self._tokenizer.special_tokens[special], self._end_char))
 
     def _add_plain_text(self, characters: str) -> None:
         if self._preparation is None:

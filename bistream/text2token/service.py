@@ -144,7 +144,7 @@ class SpeechTokenService:
             return layout, SequenceSeries(self._parts.engine, session_id, spec, max_ids, (self._runaway_window, self._count_runaway))
 
         limits = (self._config.max_text_chars, self._config.session_idle_timeout_s)
-        reading = (preparation, MarkupReader() if request.options.text_type == SSML else None)
+        reading = (preparation, MarkupReader(self._parts.tokenizer.spoken_tokens) if request.options.text_type == SSML else None)
         silence = SilenceThinning(self._parts.family.silent_tokens, *map(int, request.prompt_speech_tokens[-1:]))
         session = TextSession(session_id, self._space, self._parts.tokenizer, *limits, sink, self._forget, *reading, silence, skipped)
         self._register(session)
