@@ -118,11 +118,15 @@ class HopPacing:
         """Of the next tokens to be sent."""
         return min(MAX_SPEED, max(MIN_SPEED, self._session.speed * self._rate))
 
-    def _until_other_rate(self) -> int | None:
-        """Tokens that may go in one hop, which has one speed; None: any number."""
-        places = (place for place, begun in self._session.break_edges if begun is not None and begun.rate_percent != 100 * self._rate)
-        place = next(places, None)
-        return None if place is None else place - self._tokens_sent
+    def _cut(self) -> tuple[int, bool] | None:
+        """Tokens up to the place of a break where a hop ends, and whether its filling ends there; None: there is no such place yet.
+
+        A hop has one speed, and what is heard before a silence is not to wait for the speech behind it.
+        """
+        for place, begun in self._session.break_edges:
+            if place > self._tokens_sent and (begun is None or begun.rate_percent != 100 * self._rate):
+                return place - self._tokens_sent, begun is None
+        return None
 
     def spoken(self, samples: int) -> int:
         """Samples that so many of the audio would be at the usual speed and without silence in place of tokens."""
@@ -164,15 +168,19 @@ class HopPacing:
             self.wake_at = now + too_much_s
             return None
         self.sends(0)  # a break before the first of them
-        progress, most = self._progress(now, buffer_s), self._until_other_rate()
+        progress, cut = self._progress(now, buffer_s), self._cut()
         count = self._policy.next_hop(progress)
-        is_cut = count is not None and most is not None and most < count
-        self._is_final = count is not None and not is_cut and self._policy.is_final(progress, count)
-        self._is_flush = count is not None and not is_cut and self._policy.is_flush(progress, count)
+        waits = count is None and not progress.sent_tokens and self._policy.has_first_tokens(progress)  # though its tokens are there
+        if cut is not None and not waits and (count is None or cut[0] < count):
+            self._is_final, self._is_flush = False, cut[1] and not self._policy.blocks.interleaved
+            self._lookahead_tokens, self.wake_at = 0 if self._is_flush else None, None
+            return cut[0]
+        self._is_final = count is not None and self._policy.is_final(progress, count)
+        self._is_flush = count is not None and self._policy.is_flush(progress, count)
         self._lookahead_tokens = 0 if self._is_flush else self._policy.lookahead_tokens(progress)
         recheck_s = self._policy.recheck_after_s(progress) if count is None else None
         self.wake_at = None if recheck_s is None else now + recheck_s
-        return most if is_cut else count
+        return count
 
     def _progress(self, now: float, buffer_s: float) -> HopProgress:
         assert self._voice_tokens is not None

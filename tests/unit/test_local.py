@@ -128,6 +128,22 @@ def test_a_rate_holds_for_its_text_alone(pipeline: LocalPipeline, monkeypatch: p
     assert heard_s - filling / 25 / 0.5 < len(samples) / SAMPLE_RATE < heard_s - filling / 25 / 1.6 + 0.1
 
 
+def test_what_is_said_before_a_break_waits_for_no_further_text(pipeline: LocalPipeline) -> None:
+    """Nor does the silence: a voice agent says little and then asks a tool."""
+    heard, samples = threading.Event(), list[FloatArray]()
+
+    def pieces() -> Iterator[str]:
+        yield 'Hi.<break time="700ms"/>'
+        assert heard.wait(WAIT_S)
+        yield "Yes, there it is."
+
+    for chunk in pipeline.stream(pieces(), tone(), GenerationOptions(seed=3, text_type="ssml")):
+        samples.append(chunk.waveform)
+        if not chunk.waveform.any():
+            heard.set()
+    assert samples[0].any() and len(samples) > 2
+
+
 def test_silence_alone_is_heard(pipeline: LocalPipeline) -> None:
     samples = audio(list(pipeline.stream(['<break time="2s"/>'], tone(), GenerationOptions(text_type="ssml"))))
     assert len(samples) == 2 * SAMPLE_RATE and not samples.any()
