@@ -170,3 +170,25 @@ def test_text_beside_breaks_has_no_blanks(tokenizer: TextTokenizer) -> None:
         ]
 
     assert ids("Wait. <break/> Go.") == ids("Wait.") + ids("Go.")
+
+
+FRAGMENTS = st.sampled_from(
+    (
+        *("<", ">", "</", "/>", "<speak>", "</speak>", "<break", ' time="1s"', "<sub", ' alias="a"', "</ssml>", "<ssml>", "&", "&amp;"),
+        *("&#xD800;", "]]>", "<![CDATA[", "<!--", "-->", "<?xml?>", "<!DOCTYPE a>", '"', "'", "=", "a", " ", "<p>", "</p>", "\x00"),
+    )
+)
+
+
+@given(fragments=st.lists(st.one_of(FRAGMENTS, st.characters(exclude_categories=["Cs"])), max_size=14), cuts=CUTS)
+@settings(max_examples=60, deadline=None)
+def test_anything_is_read_or_refused(fragments: list[str], cuts: list[int]) -> None:
+    """And the same way whatever the cuts."""
+
+    def outcome(parts: list[int]) -> list[MarkedText] | str:
+        try:
+            return read("".join(fragments), parts)
+        except InvalidInputError as error:
+            return error.sentence
+
+    assert outcome(cuts) == outcome([])
