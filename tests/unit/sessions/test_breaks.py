@@ -23,7 +23,7 @@ class Speech:
 
     @property
     def waveform(self) -> FloatArray:
-        return np.concatenate([np.repeat(np.float32([1.0, -1.0]), [speech, filling]) for speech, filling, _ in self.parts])
+        return np.concatenate([np.repeat(np.array([1.0, -1.0], np.float32), [speech, filling]) for speech, filling, _ in self.parts])
 
     def heard(self, cuts: list[int]) -> tuple[AudioBreaks, FloatArray]:
         """The breaks are known as their speech is sent, which is before it is rendered."""
