@@ -65,6 +65,7 @@ class RuntimeConfig:
     # Set for the callers, by who offers the service
     max_text_chars: int = 4000  # per session, all pieces together
     text_normalization: str = "off"  # of ``checks.SERVER_TEXT_NORMALIZATIONS``: how texts are prepared whose session does not say so
+    lexicon: str = ""  # a JSON file of words and phrases and how they are respelled; empty: none
     session_idle_timeout_s: float = 60.0  # a session is closed after this long without text that can be spoken and without audio
     min_reference_s: float = 0.5
     max_reference_s: float = 30.0

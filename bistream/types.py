@@ -36,6 +36,8 @@ class GenerationOptions:
     instruct_text: str = ""
     text_normalization: str | None = None
     continues: str | None = None
+    lexicon: str | None = None
+    text_type: str | None = None
 
 
 class TokenDemand(int):
@@ -88,6 +90,19 @@ class VoicePrompt:
 
 
 @dataclass(frozen=True)
+class SpeechBreak:
+    """Silence in place of the audio of ``tokens`` speech tokens, from the one numbered ``place`` on.
+
+    rate_percent: of the speech from there on, over the session's speed.
+    """
+
+    place: int
+    tokens: int
+    silence_ms: int
+    rate_percent: int = 100
+
+
+@dataclass(frozen=True)
 class SpeechTokens:
     """One message of the language model: further speech tokens of a session, or its end, or both.
 
@@ -97,6 +112,7 @@ class SpeechTokens:
     text_fed: characters whose text tokens the model had been given when it made these tokens: it cannot have spoken further ones.
     text_tokens_fed: how many text tokens that were.
     text_attended: the character that the last of the tokens speaks, by the model's own attention; None: not known.
+    breaks: places count from the first of ``token_ids``.
     """
 
     token_ids: tuple[int, ...]
@@ -106,6 +122,7 @@ class SpeechTokens:
     text_fed: int = 0
     text_tokens_fed: int = 0
     text_attended: int | None = None
+    breaks: tuple[SpeechBreak, ...] = ()
 
     @property
     def is_final(self) -> bool:

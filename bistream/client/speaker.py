@@ -33,6 +33,7 @@ class Speaker:
     top_p: float | None = None
     speed: float = 1.0
     text_normalization: str | None = "+markdown"
+    lexicon: str | None = None
 
     def __post_init__(self) -> None:
         if sum(voice is not None for voice in (self.speaker_id, self.reference_wav, self.gender)) != 1:

@@ -18,6 +18,8 @@ _REFERENCE_HASH = re.compile(r"[0-9a-f]{64}\Z")  # the output of ``voices.refere
 _READINGS = ("off", "auto", "zh", "en")
 SERVER_TEXT_NORMALIZATIONS = ("raw", *_READINGS, *(f"{reading}+markdown" for reading in _READINGS))
 TEXT_NORMALIZATIONS = (*SERVER_TEXT_NORMALIZATIONS, "+markdown")  # of a request; the last one: as the server has it, with Markdown
+SSML = "ssml"
+TEXT_TYPES = ("text", SSML)
 NO_INSTRUCTIONS = ("", "none", "null", "undefined")  # what clients make of an option that was not set
 MIN_SPEED, MAX_SPEED = 0.5, 2.0  # the mel is stretched linearly; outside this range the result is no longer speech
 GENDERS = ("female", "male")  # of a voice made of labels: the model's own words, in the order of its tokens
@@ -103,6 +105,10 @@ def _check_word(name: str, word: str, known: tuple[str, ...]) -> None:
 def check_text_normalization(value: str) -> None:
     if value not in TEXT_NORMALIZATIONS:
         raise InvalidInputError(f"text_normalization must be one of {', '.join(TEXT_NORMALIZATIONS)}; correct it.")
+
+
+def check_text_type(word: str) -> None:
+    _check_word("text_type", word, TEXT_TYPES)
 
 
 def is_instruction(text: str | None) -> bool:

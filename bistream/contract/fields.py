@@ -16,6 +16,7 @@ import numpy as np
 
 from bistream.contract import checks
 from bistream.contract.field import Field
+from bistream.contract.lexicon import check_lexicon
 
 # A request parameter, not a tensor: a start may carry it, and its session is then known only to requests that carry the same.
 SESSION_SECRET_PARAMETER = "session_secret"
@@ -168,6 +169,22 @@ INPUTS = (
         is_start_only=True,
     ),
     Field(
+        "text_type",
+        "BYTES",
+        (*_BOTH, _LM),
+        "with the start: `text` (the default) or `ssml`, whose [elements](#ssml) are not spoken",
+        check=checks.check_text_type,
+        is_start_only=True,
+    ),
+    Field(
+        "lexicon",
+        "BYTES",
+        (*_BOTH, _LM),
+        "with the start: a JSON object of words or phrases and [how they are respelled](#pronunciation), before the server's own",
+        check=check_lexicon,
+        is_start_only=True,
+    ),
+    Field(
         "continues",
         "BYTES",
         (_FRONT, _LM),
@@ -283,6 +300,13 @@ OUTPUTS = (
         (1, 3),
     ),
     Field("is_resting", "BOOL", (_LM,), "no more tokens until more text comes"),
+    Field(
+        "speech_breaks",
+        "INT32",
+        (_LM,),
+        "place among the tokens, how many of them, milliseconds of silence instead, rate (%)",
+        (-1, 4),
+    ),
     Field("load_report", "FP32", (_WAV,), "for the front models (`bistream/token2wav/load_report.py`)", (1, 5)),
     Field("prompt_speech_tokens", "INT32", ("audio_tokenizer",), "raw codes, 25 per second", _VECTOR),
     Field("prompt_spk_embedding", "FP32", ("speaker_embedding",), "the speaker", _VECTOR),

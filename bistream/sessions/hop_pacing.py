@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from bistream.config import RuntimeConfig
+from bistream.contract.checks import MAX_SPEED, MIN_SPEED
 from bistream.hops.policy import HopPolicy, HopProgress
 from bistream.hops.speeds import SpeedRuns
 from bistream.hops.text_pace import TextPace
+from bistream.sessions.breaks import AudioBreaks
 from bistream.sessions.language_model_client import RENEWALS_PER_LEASE
 from bistream.sessions.load import SessionLoad
 from bistream.sessions.playback import Playback
@@ -41,6 +43,7 @@ class HopPacing:
         self._report = report
         self._voice_tokens: int | None = None
         self._tokens_sent = 0
+        self._rate = 1.0  # of what is sent next, over the session's speed
         self._tokens_flushed = 0  # of them
         self._hop_latency_s = 0.0
         self._last_hop_at = 0.0
@@ -48,6 +51,7 @@ class HopPacing:
         self._format = policy.audio_format
         self.text = TextPace(policy.blocks.text_tokens)
         self.playback = Playback(self._format.sample_rate)
+        self.breaks = AudioBreaks(self._format.sample_rate)
         self._speeds = SpeedRuns()  # of the tokens that were sent
         self._is_final = self._is_flush = False  # the hop that is due
         self._lookahead_tokens: int | None = None  # of it
@@ -84,22 +88,50 @@ class HopPacing:
 
     def wanted_tokens(self, now: float) -> TokenDemand:
         """How many more tokens the next hop needs, and the audio that the listener has until then."""
-        frames = self._speeds.heard + self._frames(len(self._session.tokens)) / self._session.speed
+        frames = self._speeds.heard + self._frames(len(self._session.tokens)) / self._speed
         received_s = frames * self._format.samples_per_mel_frame / self._format.sample_rate
-        spoken_s = self.playback.samples_sent / self._format.sample_rate
+        spoken_s = self.breaks.rendered(self.playback.samples_sent) / self._format.sample_rate
         unspoken_s = max(0.0, received_s - self._policy.withheld_s - spoken_s)
         slack_s = None if self._session.start.offline else self.playback.buffer_s(now) + unspoken_s
         return TokenDemand(self._policy.wanted_tokens(self._progress(now, 0.0)), slack_s)
 
     def sends(self, tokens: int) -> None:
-        """So many go to token2wav, at the session's speed."""
-        self._tokens_sent += tokens
-        self._speeds.add(self._frames(tokens), self._session.speed)
+        """So many go to token2wav, at the speed of the first of them."""
+        end, edges, speed = self._tokens_sent + tokens, self._session.break_edges, self._speed
+        while edges and edges[0][0] <= end:
+            place, begun = edges.popleft()
+            self._count_sent(place, speed)
+            at = self._speeds.heard * self._format.samples_per_mel_frame
+            if begun is None:
+                self.breaks.end(at)
+            else:
+                self.breaks.begin(at, begun.silence_ms)
+                self._rate = begun.rate_percent / 100
+        self._count_sent(end, speed)
+
+    def _count_sent(self, until: int, speed: float) -> None:
+        self._speeds.add(self._frames(until - self._tokens_sent), speed)
+        self._tokens_sent = until
+
+    @property
+    def _speed(self) -> float:
+        """Of the next tokens to be sent."""
+        return min(MAX_SPEED, max(MIN_SPEED, self._session.speed * self._rate))
+
+    def _cut(self) -> tuple[int, bool] | None:
+        """Tokens up to the place of a break where a hop ends, and whether its filling ends there; None: there is no such place yet.
+
+        A hop has one speed, and what is heard before a silence is not to wait for the speech behind it.
+        """
+        for place, begun in self._session.break_edges:
+            if place > self._tokens_sent and (begun is None or begun.rate_percent != 100 * self._rate):
+                return place - self._tokens_sent, begun is None
+        return None
 
     def spoken(self, samples: int) -> int:
-        """Samples that so many of the audio would be at the usual speed."""
+        """Samples that so many of the audio would be at the usual speed and without silence in place of tokens."""
         size = self._format.samples_per_mel_frame
-        return int(self._speeds.spoken_at(samples / size) * size)
+        return int(self._speeds.spoken_at(self.breaks.rendered(samples) / size) * size)
 
     def _frames(self, tokens: int) -> int:
         return tokens * self._format.mel_frames_per_token
@@ -135,8 +167,14 @@ class HopPacing:
         if too_much_s > 0.0:
             self.wake_at = now + too_much_s
             return None
-        progress = self._progress(now, buffer_s)
+        self.sends(0)  # a break before the first of them
+        progress, cut = self._progress(now, buffer_s), self._cut()
         count = self._policy.next_hop(progress)
+        waits = count is None and not progress.sent_tokens and self._policy.has_first_tokens(progress)  # though its tokens are there
+        if cut is not None and not waits and (count is None or cut[0] < count):
+            self._is_final, self._is_flush = False, cut[1] and not self._policy.blocks.interleaved
+            self._lookahead_tokens, self.wake_at = 0 if self._is_flush else None, None
+            return cut[0]
         self._is_final = count is not None and self._policy.is_final(progress, count)
         self._is_flush = count is not None and self._policy.is_flush(progress, count)
         self._lookahead_tokens = 0 if self._is_flush else self._policy.lookahead_tokens(progress)
@@ -157,7 +195,7 @@ class HopPacing:
             is_whole=session.start.is_end or not self._policy.blocks.interleaved,
             is_resting=heard.is_resting,
             chunks_join=(report := self._report()) is not None and report.chunks_join,
-            speed=session.speed,
+            speed=self._speed,
             start_speed=session.start.speed,
         )
         if self._tokens_sent or session.start.is_end or not self._policy.has_first_tokens(progress):
@@ -178,6 +216,7 @@ class HopPacing:
         if is_first:
             session.own(TOKEN2WAV, self._cancel)
         session.speaking(True)
+        speed = self._speed
         self.sends(count)
         if self._is_flush:
             self._tokens_flushed = self._tokens_sent
@@ -190,5 +229,5 @@ class HopPacing:
             playback_buffer_s=self.playback.buffer_s(now),
             expected_speech_s=session.reserved_s if is_first else None,
             lookahead_tokens=self._lookahead_tokens,
-            speed=session.speed,
+            speed=speed,
         )

@@ -29,7 +29,7 @@ from bistream.metrics.recorder import Recorder
 from bistream.sessions.event_loop import EventLoop
 from bistream.sessions.load import LoadControl, Need, need_of, reserved_speech_s, text_bytes
 from bistream.sessions.ports import AudioSender, BistreamRequest, Ports, SessionKey
-from bistream.sessions.request_checks import SessionStart, TextLedger, check_append, check_start
+from bistream.sessions.request_checks import SessionStart, TextLedger, check_append, check_start, ledger_of
 from bistream.sessions.services import Services
 from bistream.sessions.session import CallerSession
 from bistream.sessions.session_record import SessionMetrics
@@ -138,7 +138,7 @@ class Orchestrator:
                 raise InvalidInputError("session_id is missing; send the id of a started session.")
             return CheckedRequest(request)
         start = check_start(request, self._config, self._card)
-        text = TextLedger(self._config.max_text_chars, self._card.languages)
+        text = ledger_of(start, self._config, self._card, self._services.family.spoken_tokens)
         if start.source_wav is None:
             text.accept(start.text, start.is_end)
         else:

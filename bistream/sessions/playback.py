@@ -128,12 +128,13 @@ class Playback:
 @dataclass(frozen=True)
 class _Mark:
     """Speech tokens up to a message; characters certainly spoken with them; characters that the model had been given; the character that
-    the last token speaks, where the model tells."""
+    the last token speaks, where the model tells; tokens that fill breaks, in which nothing is spoken."""
 
     tokens: int
     consumed: int
     fed: int
     attended: int | None = None
+    filling: int = 0
 
 
 class SpokenText:
@@ -162,9 +163,14 @@ class SpokenText:
     def tokens_came(self, message: SpeechTokens) -> None:
         """Record a message: ``text_consumed`` characters are spoken once all tokens up to this one are."""
         consumed = max(message.text_consumed, self._marks[-1].consumed if self._marks else 0)
-        self._marks.append(_Mark(self.tokens + len(message.token_ids), consumed, message.text_fed, message.text_attended))
+        filling = self._filling(len(self._marks) - 1) + sum(one.tokens for one in message.breaks)
+        self._marks.append(_Mark(self.tokens + len(message.token_ids), consumed, message.text_fed, message.text_attended, filling))
         if message.finish_reason is FinishReason.EOS:
-            self._total = self.tokens, consumed
+            self._total = self.tokens - filling, consumed
+
+    def _filling(self, index: int) -> int:
+        """Tokens up to a mark in which nothing is spoken."""
+        return self._marks[index].filling if index >= 0 else 0
 
     def characters(self, samples: int, is_last: bool) -> int:
         """Characters certainly spoken in ``samples`` samples. ``is_last``: no audio follows."""
@@ -187,7 +193,8 @@ class SpokenText:
         attended = self._attended(index, tokens)
         if attended is not None:
             return max(bounds[0], min(bounds[1], round(attended)))
-        return position(self._effort, tokens, self._pace, self._total, bounds)
+        spoken = max(0.0, tokens - self._filling(min(index, len(self._marks) - 1)))
+        return position(self._effort, spoken, self._pace, self._total, bounds)
 
     def _attended(self, index: int, tokens: float) -> float | None:
         """Between what the messages before and after so many tokens say. index: of the latter."""

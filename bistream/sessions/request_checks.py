@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from bistream.checkpoints.model_card import ModelCard
 from bistream.config import RuntimeConfig
-from bistream.contract.checks import check_instruction_length, check_speed, check_text_length, count_characters, is_instruction
+from bistream.contract.checks import SSML, check_instruction_length, check_speed, check_text_length, count_characters, is_instruction
 from bistream.contract.codec import check_values, flat_values
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.contract.refusals import has_no_speed, not_utf8, takes_no_labels, text_has_ended, text_is_empty
 from bistream.errors import InvalidInputError
 from bistream.sessions.playback import SpokenEffort
 from bistream.sessions.ports import BistreamRequest, SessionKey
+from bistream.text.markup import MarkupReader, blanked, plain
 from bistream.text.scripts import ScriptGuard
 from bistream.text.speakable import SpeakableText
 from bistream.text2token.one_table.prompts import Labels
@@ -21,13 +24,15 @@ from bistream.types import FloatArray, GenerationOptions, VoicePrompt
 from bistream.voice.reference_audio import check_reference_audio
 
 DEFAULT_CARD = ModelCard()
+MakeReader = Callable[[], MarkupReader]
 
 
 class TextLedger:
     """Counts and checks the text of one session. A refused piece leaves it as it was."""
 
-    def __init__(self, max_chars: int, languages: frozenset[str] = frozenset()) -> None:
-        """languages: of the checkpoint, as in ``ModelCard``."""
+    def __init__(self, max_chars: int, languages: frozenset[str] = frozenset(), markup: MakeReader | None = None) -> None:
+        """languages: of the checkpoint, as in ``ModelCard``. markup: reads SSML, which is checked, and of which tags say nothing; None: the
+        text is none."""
         self._max_chars = max_chars
         self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
         self._chars = 0
@@ -35,6 +40,8 @@ class TextLedger:
         self._speakable = SpeakableText()
         self._scripts = ScriptGuard(languages)
         self._ended = False
+        self._make_markup, self._markup = markup, None if markup is None else markup()
+        self._accepted = ""  # of SSML
         self.effort = SpokenEffort()  # of what was accepted
 
     @property
@@ -56,22 +63,38 @@ class TextLedger:
         state = self._decoder.getstate()
         speakable, scripts = self._speakable.copy(), self._scripts.copy()
         try:
-            text = self._decode(piece, is_end)
+            came = self._decode(piece, is_end)
             check_text_length(self._chars + count_characters(piece), self._max_chars)
-            is_speakable = speakable.push(text, is_end)
-            scripts.push(text, is_end)
+            said, shown = self._read(came, is_end)
+            is_speakable = speakable.push(said, is_end)
+            scripts.push(said, is_end)
             if is_end and not self._chars and not piece:
                 raise text_is_empty()
         except InvalidInputError:
             self._decoder.setstate(state)
+            self._restore_markup()
             raise
+        if self._markup is not None:
+            self._accepted += came
         self._chars += count_characters(piece)
         self._speakable, self._scripts = speakable, scripts
         if is_speakable:
             self.speakable_characters = self._chars
-        self.effort.push(text)
+        self.effort.push(shown)
         self._ended = is_end
         return is_speakable
+
+    def _read(self, came: str, is_end: bool) -> tuple[str, str]:
+        """What it says, and the same with all characters of the markup, which say nothing."""
+        if self._markup is None:
+            return came, came
+        marked = self._markup.push(came, is_end)
+        return plain(marked), blanked(marked)
+
+    def _restore_markup(self) -> None:
+        if self._make_markup is not None:
+            self._markup = self._make_markup()
+            self._markup.push(self._accepted, is_end=False)
 
     def _decode(self, piece: bytes, is_end: bool) -> str:
         try:
@@ -141,6 +164,12 @@ def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard
         source_wav=_check_source(request, config),
         labels=labels,
     )
+
+
+def ledger_of(start: SessionStart, config: RuntimeConfig, card: ModelCard, phonemes: frozenset[str]) -> TextLedger:
+    """Of a session's text, which is still empty. phonemes: special tokens of the model."""
+    markup = partial(MarkupReader, phonemes, card.has_speed and not start.offline) if start.options.text_type == SSML else None
+    return TextLedger(config.max_text_chars, card.languages, markup)
 
 
 def check_append(request: BistreamRequest, card: ModelCard = DEFAULT_CARD) -> None:

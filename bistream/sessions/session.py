@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 from bistream.contract.refusals import came_late
 from bistream.errors import BistreamError, CancelledError, UnknownSessionError
 from bistream.sessions.ports import AudioSender, SessionKey
 from bistream.sessions.request_checks import SessionStart, TextLedger
-from bistream.types import AudioChunk, FinishReason, SpeechTokens
+from bistream.types import AudioChunk, FinishReason, SpeechBreak, SpeechTokens
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,9 @@ class CallerSession:
         self.outbox_end = False
         # speech tokens received but not yet sent to token2wav
         self.tokens: list[int] = []
+        self._tokens_received = 0
+        # numbers of tokens at which a break begins, and at which its filling ends (None)
+        self.break_edges: deque[tuple[int, SpeechBreak | None]] = deque()
         self.finish_reason: FinishReason | None = None
         self.last_message = SpeechTokens(())  # of the language model
         self._changed = asyncio.Event()
@@ -195,6 +199,10 @@ class CallerSession:
         return True
 
     def take_message(self, message: SpeechTokens) -> None:
+        for one in message.breaks:
+            begin = self._tokens_received + one.place
+            self.break_edges += ((begin, one), (begin + one.tokens, None))
+        self._tokens_received += len(message.token_ids)
         self.tokens.extend(message.token_ids)
         self.last_message = message
         if message.finish_reason is not None:

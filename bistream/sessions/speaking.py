@@ -174,18 +174,18 @@ class SessionRun:
             await self._send(waveform[begin:end], is_last=end >= len(waveform))
 
     async def _send(self, waveform: FloatArray, is_last: bool) -> None:
-        if len(waveform) == 0:
-            return
-        now = self._services.clock()
-        self._pacing.playback.sent(len(waveform), now)
-        samples = self._pacing.spoken(self._pacing.playback.samples_sent)
-        self._position = max(self._position, self._spoken.position(samples, is_last))  # the estimate changes with what is known
-        characters_before, self._characters = self._characters, self._spoken.characters(samples, is_last)
-        chunk = AudioChunk(waveform, self._sequence_number, self._characters, self._position)
-        self._sequence_number += 1
-        self.session.audio_sent(characters_before, now)
-        if await self.session.reply.send(chunk):
-            self._record.chunk_sent(len(waveform), self._services.clock())
+        parts = self._pacing.breaks.push(waveform, is_last)
+        for index, part in enumerate(parts, start=1):
+            now, is_end = self._services.clock(), is_last and index == len(parts)
+            self._pacing.playback.sent(len(part), now)
+            samples = self._pacing.spoken(self._pacing.playback.samples_sent)
+            self._position = max(self._position, self._spoken.position(samples, is_end))  # the estimate changes with what is known
+            characters_before, self._characters = self._characters, self._spoken.characters(samples, is_end)
+            chunk = AudioChunk(part, self._sequence_number, self._characters, self._position)
+            self._sequence_number += 1
+            self.session.audio_sent(characters_before, now)
+            if await self.session.reply.send(chunk):
+                self._record.chunk_sent(len(part), self._services.clock())
 
     def _end_record(self) -> None:
         """Never raises: the session's place must become free."""

@@ -1,6 +1,7 @@
 """How a session's text becomes the characters that the tokenizer sees, by the request's ``text_normalization``.
 
-    caller's text --characters--> --Markdown, if asked for--> --tags--> --blanks--> --capitals--> --numbers read out, if asked for--> NFC
+    caller's text --characters--> --Markdown, if asked for--> --tags--> --blanks--> --lexicon, if there is one-->
+        --capitals--> --numbers read out, if asked for--> NFC
 
 ``raw`` is none of this. Every stage looks at one character after the other and holds only its undecided rest, so what comes out depends on
 the text alone, not on the pieces in which it came. Each character carries how much of the caller's text it covers.
@@ -19,6 +20,7 @@ from bistream.text.characters import RETRACT, CharacterCleaner, Emit
 from bistream.text.front_end import between_tokens
 from bistream.text.markdown import MarkdownReader
 from bistream.text.normalization import NormalizedCharacter, TextNormalizer, make_normalizer, read_transcript
+from bistream.text.respelling import Respeller, Respellings
 from bistream.text.tags import TagDropper
 
 RAW = "raw"
@@ -35,9 +37,14 @@ class TextPreparation:
     """One text, special tokens excepted."""
 
     def __init__(
-        self, normalizer: TextNormalizer | None = None, reads_markdown: bool = False, unknown_marks: frozenset[str] = frozenset()
+        self,
+        normalizer: TextNormalizer | None = None,
+        reads_markdown: bool = False,
+        unknown_marks: frozenset[str] = frozenset(),
+        respellings: Respellings | None = None,
+        max_more_chars: int = 0,
     ) -> None:
-        """unknown_marks: see ``ModelCard``."""
+        """unknown_marks: see ``ModelCard``. max_more_chars: see ``Respeller``."""
         self._out: list[NormalizedCharacter] = []
         self._stages: list[_Stage] = []  # the last one first
         if unknown_marks:
@@ -45,6 +52,8 @@ class TextPreparation:
         if normalizer is not None:
             self._stages.append(_Reading(normalizer, self._next))
         self._stages.append(CapitalReader(self._next))
+        if respellings is not None:
+            self._stages.append(Respeller(respellings, max_more_chars, self._next))
         self._stages.append(BlankJoiner(self._next))
         self._stages.append(TagDropper(self._next))
         if reads_markdown:
@@ -56,6 +65,11 @@ class TextPreparation:
         feed = self._next
         for character in characters:
             feed(character, 1)
+        return self._take()
+
+    def take(self, character: str, count: int) -> list[NormalizedCharacter]:
+        """As ``push``, of one character that stands for so many of the caller's text."""
+        self._next(character, count)
         return self._take()
 
     def finish(self, is_end: bool) -> list[NormalizedCharacter]:
@@ -128,13 +142,19 @@ def chosen_normalization(requested: str | None, server: str) -> str:
     return server.removesuffix(MARKDOWN) + MARKDOWN if requested == MARKDOWN else requested
 
 
-def make_preparation(text_normalization: str, transcript: str, unknown_marks: frozenset[str] = frozenset()) -> TextPreparation | None:
-    """Of a session's text; None for raw. unknown_marks: see ``ModelCard``. Raises ``InvalidInputError`` where the package that reads
+def make_preparation(
+    text_normalization: str,
+    transcript: str,
+    unknown_marks: frozenset[str] = frozenset(),
+    respellings: Respellings | None = None,
+    max_more_chars: int = 0,
+) -> TextPreparation | None:
+    """Of a session's text; None for raw. The rest: see ``TextPreparation``. Raises ``InvalidInputError`` where the package that reads
     numbers is missing."""
     if text_normalization == RAW:
         return None
     mode = text_normalization.removesuffix(MARKDOWN)
-    return TextPreparation(make_normalizer(mode, transcript), mode != text_normalization, unknown_marks)
+    return TextPreparation(make_normalizer(mode, transcript), mode != text_normalization, unknown_marks, respellings, max_more_chars)
 
 
 @functools.lru_cache(maxsize=256)

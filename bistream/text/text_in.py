@@ -26,21 +26,33 @@ entry of Qwen2's vocabulary has as many), and there mostly at the cuts only, bec
 from __future__ import annotations
 
 import codecs
-import unicodedata
 from dataclasses import dataclass
 
 from bistream.contract.refusals import not_utf8
 from bistream.errors import InvalidInputError
 from bistream.text.certain_tokens import Encoded
 from bistream.text.characters import RETRACT
+from bistream.text.markup import MarkupReader
 from bistream.text.normalization import NormalizedCharacter
 from bistream.text.preparation import TextPreparation
 from bistream.text.special_tokens import MARKS
+from bistream.text.text_ends import decided_pieces, is_complete, is_run_of_letters, starts_segment, whole_characters
 from bistream.text.tokenizer import TextTokenizer
 
 WINDOW_CHARS = 32
 KEEP_CHARS = 16  # the rest of the window is context, so that a cut does not split a word
-_IDEOGRAPHS = (("\u3400", "\u4dbf"), ("\u4e00", "\u9fff"), ("\U00020000", "\U0002a6df"), ("\U0002a700", "\U0002ebe0"))
+
+
+@dataclass(frozen=True)
+class TextBreak:
+    """The text before it ends, and silence follows, possibly of no length, and then speech at another rate.
+
+    has_speech: whether the text from the break before on has something to speak.
+    """
+
+    silence_ms: int
+    rate_percent: int
+    has_speech: bool
 
 
 @dataclass(frozen=True)
@@ -52,14 +64,18 @@ class TextToken:
 
 
 class TextIn:
-    def __init__(self, tokenizer: TextTokenizer, preparation: TextPreparation | None = None) -> None:
-        """preparation: of the text between special tokens, of this text alone; None: the text is spoken as written.
+    def __init__(self, tokenizer: TextTokenizer, preparation: TextPreparation | None = None, markup: MarkupReader | None = None) -> None:
+        """preparation: of the text between special tokens, of this text alone; None: the text is spoken as written. markup: reads SSML;
+        None: the text is none.
 
-        has_speech: whether what has come so far, and is not held back, has a letter, a digit, or a token that stands for a sound.
+        has_speech: whether what has come so far (since the last break), and is not held back, has a letter, a digit, or a token that
+        stands for a sound.
         """
         self.has_speech = False
         self._tokenizer = tokenizer
         self._preparation = preparation
+        self._markup = markup
+        self._begins_part = False  # no blank begins the text after a break
         self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
         self._scanned = ""  # characters from the first possible start of a special token on
         self._segment = ""  # a base character and the following ones that may compose with it
@@ -72,12 +88,17 @@ class TextIn:
         self._error: InvalidInputError | None = None
 
     def push(self, piece: bytes) -> list[TextToken]:
-        """The tokens that this piece decides. Raises ``InvalidInputError`` once the bytes cannot become valid UTF-8."""
-        return self._advance(self._decode(piece, final=False), final=False)
+        """The tokens that this piece decides. Raises ``InvalidInputError`` once the bytes cannot become valid UTF-8. For plain text."""
+        return [one for one in self.read(piece, is_end=False) if isinstance(one, TextToken)]
 
     def finish(self) -> list[TextToken]:
-        """The remaining tokens. Raises ``InvalidInputError`` where the text ends inside a UTF-8 sequence."""
-        return self._advance(self._decode(b"", final=True), final=True)
+        """The remaining tokens. Raises ``InvalidInputError`` where the text ends inside a UTF-8 sequence. For plain text."""
+        return [one for one in self.read(b"", is_end=True) if isinstance(one, TextToken)]
+
+    def read(self, piece: bytes, is_end: bool) -> list[TextToken | TextBreak]:
+        """``push`` and, at the end of the text, ``finish``, with the breaks between the tokens. Raises as these, and for wrong SSML."""
+        characters = self._decode(piece, final=is_end)
+        return self._advance(characters, is_end) if self._markup is None else self._advance_in_markup(self._markup, characters, is_end)
 
     def _decode(self, piece: bytes, final: bool) -> str:
         if self._error is not None:
@@ -92,8 +113,30 @@ class TextIn:
             self._error = not_utf8(is_open=final)
             raise self._error from None
 
-    def _advance(self, characters: str, final: bool) -> list[TextToken]:
-        tokens: list[TextToken] = []
+    def _advance_in_markup(self, markup: MarkupReader, characters: str, final: bool) -> list[TextToken | TextBreak]:
+        found: list[TextToken | TextBreak] = []
+        for one in markup.push(characters, final):
+            if one.silence_ms is not None:
+                self._finish_plain_text(is_end=False)
+                if self._segment == " ":
+                    self._retract()
+                self._encode_normalized(found, closed=True)
+                self._num_segmented += one.covered
+                found.append(TextBreak(one.silence_ms, one.rate_percent, self.has_speech))
+                self.has_speech, self._begins_part = False, True
+            elif one.is_token:
+                self._add_special(found, one.text, one.covered)
+            elif self._preparation is None:
+                self._add_character(one.text, one.covered)
+            else:
+                self._add_prepared(self._preparation.take(one.text, one.covered))
+        if final:
+            self._finish_plain_text(is_end=True)
+        self._encode_normalized(found, closed=final)
+        return found
+
+    def _advance(self, characters: str, final: bool) -> list[TextToken | TextBreak]:
+        tokens: list[TextToken | TextBreak] = []
         self._scanned += characters
         while True:
             index, special = self._tokenizer.find_special(self._scanned, final)
@@ -101,17 +144,21 @@ class TextIn:
             self._scanned = self._scanned[index:]
             if special is None:
                 break
-            self._finish_plain_text(is_end=False)
-            self._encode_normalized(tokens, closed=True)
             self._scanned = self._scanned[len(special) :]
-            self._num_segmented += len(special)
-            self._end_char = self._num_segmented
-            self.has_speech |= special not in MARKS
-            tokens.append(TextToken(self._tokenizer.special_tokens[special], self._end_char))
+            self._add_special(tokens, special, len(special))
         if final:
             self._finish_plain_text(is_end=True)
         self._encode_normalized(tokens, closed=final)
         return tokens
+
+    def _add_special(self, tokens: list[TextToken | TextBreak], special: str, source_characters: int) -> None:
+        self._finish_plain_text(is_end=False)
+        self._encode_normalized(tokens, closed=True)
+        self._num_segmented += source_characters
+        self._end_char = self._num_segmented
+        self.has_speech |= special not in MARKS
+        self._begins_part = False
+        tokens.append(TextToken(self._tokenizer.special_tokens[special], self._end_char))
 
     def _add_plain_text(self, characters: str) -> None:
         if self._preparation is None:
@@ -148,6 +195,10 @@ class TextIn:
             self._ending = self._ending[:-1]
 
     def _add_character(self, character: str, source_characters: int) -> None:
+        if self._begins_part and character == " ":
+            self._num_segmented += source_characters
+            return
+        self._begins_part = False
         if self._segment and (starts_segment(character) or len(self._segment) == WINDOW_CHARS):
             self._close_segment()
         self.has_speech = self.has_speech or character.isalnum()
@@ -167,7 +218,7 @@ class TextIn:
         self._normalized_ends += [start] * (len(normalized) - 1) + [self._num_segmented]
         self._segment = ""
 
-    def _encode_normalized(self, tokens: list[TextToken], closed: bool) -> None:
+    def _encode_normalized(self, tokens: list[TextToken | TextBreak], closed: bool) -> None:
         """Move the decided part of ``_normalized`` to ``tokens``. closed: the plain text ends here."""
         if closed and self._segment:
             self._close_segment()
@@ -178,7 +229,7 @@ class TextIn:
             is_full = len(self._normalized) >= WINDOW_CHARS
             window = (self._normalized + base)[:WINDOW_CHARS]
             pieces = self._tokenizer.pre_tokenize(window)
-            decided = pieces if closed and not is_full else _decided(window, pieces)
+            decided = pieces if closed and not is_full else decided_pieces(window, pieces)
             if decided:
                 for symbols, _ in decided:
                     self._take(tokens, self._tokenizer.encode_piece(symbols))
@@ -196,13 +247,13 @@ class TextIn:
             return []
         known = self._normalized[:end]  # the open segment's base, the window's last character, may still change
         certain = self._tokenizer.encode_open_piece(symbols[: len(known.encode("utf-8"))])
-        return _whole_characters(known, certain, len(known))
+        return whole_characters(known, certain, len(known))
 
     def _keep(self, window: str, encoded: list[Encoded]) -> list[Encoded]:
         """The tokens of a window's first match before the cut (see the bound above). The cut never splits a character."""
-        return _whole_characters(window, encoded, KEEP_CHARS)
+        return whole_characters(window, encoded, KEEP_CHARS)
 
-    def _take(self, tokens: list[TextToken], encoded: list[Encoded]) -> None:
+    def _take(self, tokens: list[TextToken | TextBreak], encoded: list[Encoded]) -> None:
         """Append tokens and remove the characters that they cover from the start of ``_normalized``."""
         num_chars = open_bytes = 0
         for token_id, num_bytes in encoded:
@@ -215,66 +266,3 @@ class TextIn:
         assert open_bytes == 0, "the tokens of a piece end inside a character"
         self._normalized = self._normalized[num_chars:]
         self._normalized_ends = self._normalized_ends[num_chars:]
-
-
-def _whole_characters(text: str, encoded: list[Encoded], most_chars: int) -> list[Encoded]:
-    """The first of the tokens of ``text``, up to the last one that ends with a character within ``most_chars``, or the first such one."""
-    end_bytes = [0]
-    for character in text:
-        end_bytes.append(end_bytes[-1] + len(character.encode("utf-8")))
-    kept = covered = 0
-    for count, (_, num_bytes) in enumerate(encoded, start=1):
-        covered += num_bytes
-        if kept and covered > end_bytes[most_chars]:
-            break
-        if covered in end_bytes:
-            kept = count
-    return encoded[:kept]
-
-
-def is_run_of_letters(match: str) -> bool:
-    """Whether a match of the pattern that ends with the known text is a run of letters, and no further text makes it anything else.
-
-    An apostrophe and letters may still become a contraction, which ends a match among letters.
-    """
-    return not match.startswith("'") and unicodedata.category(match[-1]).startswith("L")
-
-
-def _decided(window: str, pieces: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The first pieces of a window that no further text can change.
-
-    A match can change only if it reaches the end of the known text, or if it starts in the run of white space at that
-    end, because the pattern looks ahead for a line end or for the last space before a word.
-    """
-    open_from = len(window.rstrip())
-    decided = []
-    start = 0
-    for symbols, end in pieces:
-        if end == len(window) or start >= open_from:
-            break
-        decided.append((symbols, end))
-        start = end
-    return decided
-
-
-def is_complete(segment: str) -> bool:
-    """Whether nothing that follows can change what ``segment`` is normalised to.
-
-    True for a Chinese character alone, which no mark composes with: none of Unicode's decompositions begins with one, and no later
-    version may add any (Unicode's normalization stability policy).
-    """
-    return len(segment) == 1 and any(first <= segment <= last for first, last in _IDEOGRAPHS)
-
-
-def starts_segment(character: str) -> bool:
-    """Whether ``character`` is an NFC boundary: the text before it and the text from it on normalise independently.
-
-    True for a character that neither reorders nor composes with preceding text and is unchanged by NFC. Marks, the
-    Hangul vowels and finals (the only letters that compose backwards), and code points unknown to this Python (the
-    tokenizer's Unicode version may differ) count as no boundary: that delays text but never changes ids.
-    """
-    if character.isascii():
-        return True
-    if "\u1160" <= character <= "\u11ff" or unicodedata.category(character) in ("Mn", "Mc", "Me", "Cn"):
-        return False
-    return unicodedata.normalize("NFC", character) == character

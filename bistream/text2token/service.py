@@ -22,27 +22,30 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bistream.checkpoints.one_table import OneTableConfig
 from bistream.config import RuntimeConfig
-from bistream.contract.checks import check_instruction_length, check_transcript_length
+from bistream.contract.checks import SSML, check_instruction_length, check_transcript_length
 from bistream.contract.ended_sessions import EndedSessions
 from bistream.contract.refusals import accepts_no_sessions, cancelled_by_client, session_exists, sessions_taken, shut_down, unknown_session
 from bistream.errors import CancelledError, ConfigError, EngineError, InvalidInputError
 from bistream.metrics.catalogue import LM_RUNAWAYS
 from bistream.metrics.recorder import Recorder
 from bistream.text.effort import reads_numbers
+from bistream.text.markup import MarkupReader
 from bistream.text.normalization import load_read_out
 from bistream.text.preparation import chosen_normalization, make_preparation, prepare_prompt
 from bistream.text.prompt_form import make_prompt_form, own_instruction
+from bistream.text.respelling import ServerLexicon
 from bistream.text2token.engine import FAILED_SENTENCE, TokenSpace
 from bistream.text2token.factory import LanguageModelParts, load_parts
-from bistream.text2token.layout import TokenLayout
 from bistream.text2token.one_table.layouts import SentenceLayouts, VoicedPrompt
 from bistream.text2token.one_table.voice_design import VoiceDesigner
+from bistream.text2token.parted_layout import PartedLayout
 from bistream.text2token.requested_sampling import make_sampling_spec
 from bistream.text2token.runaway import KINDS, Runaway
 from bistream.text2token.sequence_series import OUTCOMES, Outcome, SequenceSeries
@@ -87,6 +90,7 @@ class SpeechTokenService:
         self._clock = clock
         if reads_numbers(config.text_normalization):
             _load_normalization()
+        self._lexicon = ServerLexicon.from_file(config.lexicon)
         self._parts = load_parts(config, recorder) if parts is None else parts
         sizes = self._parts.sizes
         self._space = TokenSpace.of(sizes)
@@ -125,20 +129,24 @@ class SpeechTokenService:
         try:
             normalization = chosen_normalization(request.options.text_normalization, self._config.text_normalization)
             prompt = self._check_prompt(request, normalization)
-            preparation = make_preparation(normalization, request.prompt_text, self._parts.card.unknown_marks)
+            marks, respellings = self._parts.card.unknown_marks, self._lexicon.with_own(request.options.lexicon)
+            preparation = make_preparation(normalization, request.prompt_text, marks, respellings, self._config.max_text_chars)
+            if preparation is None and request.options.lexicon:
+                raise InvalidInputError("Raw text is spoken as it is; leave lexicon out, or set text_normalization to off.")
             spec = make_sampling_spec(request.options, self._parts.sizes)
         except InvalidInputError as error:
             error.session_id = session_id
             raise
 
-        def make_parts(num_text: int) -> tuple[TokenLayout, SequenceSeries]:
+        def make_parts(num_text: int) -> tuple[PartedLayout, SequenceSeries]:
             max_ids = self._layouts.positions(prompt, num_text, request.is_end)
-            layout = self._layouts.make(prompt, request.is_end, max_ids)
+            layout = PartedLayout(partial(self._layouts.make, prompt, request.is_end, max_ids))
             return layout, SequenceSeries(self._parts.engine, session_id, spec, max_ids, (self._runaway_window, self._count_runaway))
 
         limits = (self._config.max_text_chars, self._config.session_idle_timeout_s)
-        silence = SilenceThinning(self._parts.family.silent_tokens)
-        session = TextSession(session_id, self._space, self._parts.tokenizer, *limits, sink, self._forget, preparation, silence, skipped)
+        reading = (preparation, MarkupReader(self._parts.tokenizer.spoken_tokens) if request.options.text_type == SSML else None)
+        silence = SilenceThinning(self._parts.family.silent_tokens, *map(int, request.prompt_speech_tokens[-1:]))
+        session = TextSession(session_id, self._space, self._parts.tokenizer, *limits, sink, self._forget, *reading, silence, skipped)
         self._register(session)
         session.open(request.text, request.is_end, self._clock(), make_parts)
 
@@ -219,7 +227,7 @@ class SpeechTokenService:
 
     def _take_own_instruction(self, request: LanguageModelStart) -> tuple[LanguageModelStart, int]:
         """With the instruction of a text that begins with one, where the prompt has none; and the characters that the text is shorter."""
-        if request.options.instruct_text or request.prompt_text:
+        if request.options.instruct_text or request.prompt_text or request.options.text_type == SSML:
             return request, 0
         instruction, text = own_instruction(self._parts.family.default_instruction, request.text)
         return replace(request, text=text, options=replace(request.options, instruct_text=instruction)), len(instruction)

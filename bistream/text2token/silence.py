@@ -1,4 +1,4 @@
-"""Long silences are shortened: of a run of silent speech tokens only the first ones go out. Pure; one object per session.
+"""Long silences are shortened: of a run of silent speech tokens only the first ones go out, and breaks are filled. Pure; one for a session.
 
 CosyVoice3's language model pauses for long; upstream thins its output between language model and flow (cosyvoice/cli/model.py). The
 model's own sequence keeps every token.
@@ -9,19 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 LONGEST_RUN = 5  # silent tokens in a row that are spoken: 0.2 s
+# At a break the networks behind the language model are given so many, and their audio is left out: of the tokens before them nothing is
+# withheld then, for 3 tokens of lookahead and 4 of the vocoder's overlap.
+BREAK_TOKENS = 8
 
 
 class SilenceThinning:
-    def __init__(self, silent_tokens: frozenset[int]) -> None:
-        """silent_tokens: raw codes, any mixture of which is one run; empty: nothing is left out."""
+    def __init__(self, silent_tokens: frozenset[int], last_token: int = 0) -> None:
+        """silent_tokens: raw codes, any mixture of which is one run; empty: nothing is left out. last_token: of the prompt."""
         self._silent_tokens = silent_tokens
         self._run = 0
+        self._last_token = last_token
 
     def push(self, tokens: Iterable[int]) -> tuple[int, ...]:
         """Those of the next tokens that are spoken."""
         kept = []
         for token in tokens:
             self._run = self._run + 1 if token in self._silent_tokens else 0
+            self._last_token = token
             if self._run <= LONGEST_RUN:
                 kept.append(token)
         return tuple(kept)
+
+    def filling(self) -> tuple[int, ...]:
+        """Tokens for a break: silent ones, or, where none are known, the last one, which mostly fades."""
+        return (min(self._silent_tokens, default=self._last_token),) * BREAK_TOKENS

@@ -17,24 +17,25 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from bistream.contract.checks import check_text_length, count_characters
-from bistream.contract.refusals import came_late, shut_down, silent_too_long, text_has_ended, text_is_empty, unknown_session
+from bistream.contract.refusals import came_late, shut_down, silent_too_long, text_has_ended, unknown_session
 from bistream.errors import BistreamError, CancelledError, EngineError, InvalidInputError
+from bistream.text.markup import MarkupReader
 from bistream.text.preparation import TextPreparation
 from bistream.text.speakable import SpeakableBytes
 from bistream.text.text_in import TextIn, TextToken
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import SEQUENCE_FAILED_SENTENCE, TokenSpace, TurnResult
-from bistream.text2token.layout import TokenLayout
+from bistream.text2token.parted_layout import PartedLayout
 from bistream.text2token.sequence_series import SequenceSeries
 from bistream.text2token.silence import SilenceThinning
-from bistream.text2token.text_places import TextPlaces
-from bistream.types import FinishReason, SpeechTokens
+from bistream.text2token.text_feed import ReadText, TextFeed
+from bistream.types import FinishReason, SpeechBreak, SpeechTokens
 
 logger = logging.getLogger(__name__)
 
 Message = SpeechTokens | BistreamError
 MessageSink = Callable[[Message], None]
-MakeParts = Callable[[int], tuple[TokenLayout, SequenceSeries]]  # from the text tokens known at the start
+MakeParts = Callable[[int], tuple[PartedLayout, SequenceSeries]]  # from the text tokens known at the start
 
 
 class TextSession:
@@ -50,24 +51,24 @@ class TextSession:
         sink: MessageSink,
         on_closed: Callable[[TextSession], None],
         preparation: TextPreparation | None = None,
+        markup: MarkupReader | None = None,
         silence: SilenceThinning | None = None,
         skipped_chars: int = 0,  # of the session's text, before the text that it gets here
     ) -> None:
         self.session_id = session_id
         self.end: Message | None = None  # its last message; None while it is live, and for a start that was refused
         self._space = space
-        self._text_in = TextIn(tokenizer, preparation)
+        self._text = TextFeed(TextIn(tokenizer, preparation, markup), skipped_chars)
         self._max_text_chars, self._idle_timeout_s = max_text_chars, idle_timeout_s
         self._sink, self._on_closed = sink, on_closed
         self._lock, self._text_lock = threading.RLock(), threading.RLock()
-        self._layout: TokenLayout | None = None  # from ``open`` on
+        self._layout: PartedLayout | None = None  # from ``open`` on
         self._sequences: SequenceSeries | None = None  # from ``open`` on
         self._closed = self._text_ended = False
         self._heard_at = float("inf")  # the last call for this session, from ``open`` on
         self._quiet_since = float("inf")  # the last text that can be spoken, or the last look that found a turn in flight
         self._silence = silence or SilenceThinning(frozenset())
-        self._num_chars, self._places = skipped_chars, TextPlaces(skipped_chars)  # of the session's text
-        self._speakable, self._soundless = SpeakableBytes(), list[TextToken]()  # soundless: the first tokens, until one has a sound
+        self._speakable = SpeakableBytes()
         self._turn_ids: list[int] | None = None  # yielded by the turn in flight; None: no turn in flight
         self._engine_error: str | None = None
 
@@ -84,10 +85,10 @@ class TextSession:
             try:
                 if self._closed:
                     raise CancelledError("The session was ended before it started; start it again.")
-                check_text_length(self._num_chars + count_characters(text), self._max_text_chars)
+                check_text_length(self._text.num_chars + count_characters(text), self._max_text_chars)
                 self._speakable.push(text, is_end)
-                tokens = self._encode(text, is_end)
-                self._layout, self._sequences = make_parts(len(tokens))
+                found = self._text.read(text, is_end)
+                self._layout, self._sequences = make_parts(sum(isinstance(one, TextToken) for one in found))
             except BaseException as error:
                 self._closed = True
                 self._on_closed(self)
@@ -95,7 +96,7 @@ class TextSession:
                     error.session_id = self.session_id
                 raise
             self._heard_at = self._quiet_since = now
-            ending = self._end_of(partial(self._push_tokens, tokens, is_end))
+            ending = self._end_of(partial(self._feed, found, is_end))
         self.finish(ending)
 
     def append(self, text: bytes, is_end: bool, now: float) -> None:
@@ -109,13 +110,13 @@ class TextSession:
                 if self._text_ended:
                     return
             try:
-                check_text_length(self._num_chars + count_characters(text), self._max_text_chars)
+                check_text_length(self._text.num_chars + count_characters(text), self._max_text_chars)
                 is_speakable = self._speakable.push(text, is_end)
             except InvalidInputError as error:  # the session goes on without this piece
                 error.session_id = self.session_id
                 raise
             try:
-                tokens = self._encode(text, is_end)
+                found = self._text.read(text, is_end)
             except Exception as error:
                 failure = self._failure(error)
                 self.finish(failure)
@@ -124,7 +125,7 @@ class TextSession:
                 self._check_live()
                 if is_speakable:
                     self._quiet_since = now
-                ending = self._end_of(partial(self._push_tokens, tokens, is_end))
+                ending = self._end_of(partial(self._feed, found, is_end))
         self.finish(ending)
 
     def demand(self, slack_s: float, wanted_tokens: int) -> None:
@@ -162,7 +163,7 @@ class TextSession:
     def on_texts_left(self, count: int) -> None:
         """The last text id of a sequence is the last one that the layout has used."""
         with self._lock:
-            self._places.attend((0 if self._layout is None else self._layout.num_text_used) - 1 - count)
+            self._text.places.attend((0 if self._layout is None else self._layout.num_text_used) - 1 - count)
 
     def on_ids(self, ids: Sequence[int]) -> None:
         self._in_turn(lambda sequences: self._hand_out(sequences.yielded(ids)))
@@ -176,17 +177,6 @@ class TextSession:
                 return
             ending = self._end_of(partial(work, self._sequences))
         self.finish(ending)
-
-    # -- inside: the text, with the text lock held or before the session is open ----------------------------------------
-
-    def _encode(self, text: bytes, is_end: bool) -> list[TextToken]:
-        tokens = self._text_in.push(text)
-        self._num_chars += count_characters(text)
-        if is_end:
-            tokens += self._text_in.finish()
-            if not self._num_chars:
-                raise text_is_empty(self.session_id)
-        return tokens
 
     # -- inside, with the lock held ----------------------------------------------------------------------------------
 
@@ -230,22 +220,17 @@ class TextSession:
         if self._closed or self._layout is None:
             raise unknown_session(self.session_id)
 
-    def _push_tokens(self, tokens: list[TextToken], is_end: bool) -> Message | None:
+    def _feed(self, found: ReadText, is_end: bool) -> Message | None:
         assert self._layout is not None
-        self._soundless += tokens
         self._text_ended |= is_end
-        if not self._text_in.has_speech:  # the model never sees a text of marks alone
-            return self._message(reason=FinishReason.EOS) if is_end else None
-        tokens, self._soundless = self._soundless, []
-        self._places.push(token.end_char for token in tokens)
-        self._layout.push_text([token.id for token in tokens])
-        if is_end:
-            self._layout.end_text()
-        return self._pump()
+        return self._pump() if self._text.feed(self._layout, found, is_end) else None
 
     def _pump(self) -> Message | None:
         """Start the next turn if one is ready and none is in flight. Returns the session's end, if it has ended. Raises as ``begin``."""
         assert self._layout is not None and self._sequences is not None
+        while self._turn_ids is None and not self._closed and (one := self._layout.take_break()) is not None:
+            filling = self._silence.filling() if one.silence_ms or self._layout.num_speech else ()  # nothing is withheld yet
+            self._sink(self._message(filling, breaks=(SpeechBreak(0, len(filling), *one),)))
         if self._turn_ids is None and not self._closed and (turn := self._layout.next_turn()) is not None:
             self._turn_ids = []
             self._sequences.begin(turn, self)
@@ -262,18 +247,24 @@ class TextSession:
             return EngineError(self._engine_error or "The language model failed; try again later.", self.session_id)
         return self._message(reason=reason)
 
-    def _message(self, token_ids: tuple[int, ...] = (), reason: FinishReason | None = None, is_resting: bool = False) -> SpeechTokens:
+    def _message(
+        self,
+        token_ids: tuple[int, ...] = (),
+        reason: FinishReason | None = None,
+        is_resting: bool = False,
+        breaks: tuple[SpeechBreak, ...] = (),
+    ) -> SpeechTokens:
         fed, pushed = (0, 0) if self._layout is None else (self._layout.num_text_used, self._layout.num_text_pushed)
         is_spoken = reason is FinishReason.EOS or (reason is FinishReason.LENGTH and fed == pushed)
-        consumed = self._num_chars if is_spoken else self._text_consumed()
-        return SpeechTokens(token_ids, consumed, reason, is_resting, self._places.until(fed), fed, self._places.attended)
+        consumed, places = self._text.num_chars if is_spoken else self._text_consumed(), self._text.places
+        return SpeechTokens(token_ids, consumed, reason, is_resting, places.until(fed), fed, places.attended, breaks)
 
     def _text_consumed(self) -> int:
         """Lower bound of the characters spoken so far: a text token takes at most ``max_speech_per_text`` speech tokens."""
         assert self._layout is not None
         in_turn = len(self._turn_ids) if self._layout.num_text_used and self._turn_ids is not None else 0
         spoken = min((self._layout.num_speech_of_text + in_turn) // self._space.blocks.max_speech_per_text, self._layout.num_text_used)
-        return self._places.until(max(spoken, self._layout.num_text_ended))
+        return self._text.places.until(max(spoken, self._layout.num_text_ended))
 
     def _mark_closed(self, end: Message) -> bool:
         """Stop all further calls and turns. False if the session was closed already, or is not open yet and needs no end message."""

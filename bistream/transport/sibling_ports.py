@@ -6,6 +6,7 @@ Those of sessions go through a channel to each model (``channel.py``), the analy
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -22,7 +23,7 @@ from bistream.token2wav.service import Token2WavHop
 from bistream.transport.bls_client import BlsClient
 from bistream.transport.call_sockets import socket_path
 from bistream.transport.channel import CallChannel
-from bistream.types import FinishReason, FloatArray, IntArray, SpeakerFeatures, SpeechTokens, TokenDemand, VoicePrompt
+from bistream.types import FinishReason, FloatArray, IntArray, SpeakerFeatures, SpeechBreak, SpeechTokens, TokenDemand, VoicePrompt
 
 RELOAD_ATTEMPTS, RELOAD_WAIT_S = 16, 0.25  # 4 s: less than the end of a drain waits for its sessions
 
@@ -159,13 +160,14 @@ def speech_tokens(outputs: Arrays) -> SpeechTokens:
         text_fed=text_fed,
         text_tokens_fed=text_tokens_fed,
         text_attended=None if attended < 0 else attended,
+        breaks=tuple(SpeechBreak(*row) for row in outputs["speech_breaks"].tolist()) if "speech_breaks" in outputs else (),
     )
 
 
 def speech_token_arrays(message: SpeechTokens) -> Arrays:
     """The outputs of ``llm_bistream`` for one message; the inverse of ``speech_tokens``."""
     attended = -1 if message.text_attended is None else message.text_attended
-    values = {
+    values: dict[str, Any] = {
         "speech_token_ids": message.token_ids,
         "is_final": message.is_final,
         "finish_reason": message.finish_reason.value if message.finish_reason else "",
@@ -173,6 +175,8 @@ def speech_token_arrays(message: SpeechTokens) -> Arrays:
         "text_fed": (message.text_fed, message.text_tokens_fed, attended),
         "is_resting": message.is_resting,
     }
+    if message.breaks:
+        values["speech_breaks"] = [dataclasses.astuple(one) for one in message.breaks]
     return output_arrays(LLM_BISTREAM, values)
 
 

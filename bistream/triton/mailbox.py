@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from bistream.errors import BistreamError, InvalidInputError, UnknownSessionError
-from bistream.types import FinishReason, SpeechTokens
+from bistream.types import FinishReason, SpeechBreak, SpeechTokens
 
 Message = SpeechTokens | BistreamError
 Answer = Callable[[Message], None]
@@ -32,6 +32,7 @@ class TokenMailbox:
         self._first_hop_lacks: int | None = None  # tokens; from the first request on
         self._lock = threading.Lock()
         self._token_ids: list[int] = []
+        self._breaks: list[SpeechBreak] = []  # among them
         self._oldest_at = 0.0  # when the first of them arrived
         self._is_resting = False
         self._rest_is_told = False
@@ -66,6 +67,7 @@ class TokenMailbox:
                     self._oldest_at = self._clock()
                 if self._first_token_at is None and message.token_ids:
                     self._first_token_at = self._clock()
+                self._breaks += (replace(one, place=len(self._token_ids) + one.place) for one in message.breaks)
                 self._token_ids.extend(message.token_ids)
                 self._last = message
                 self._finish_reason = message.finish_reason
@@ -101,10 +103,11 @@ class TokenMailbox:
         """The message for an answer now, if any; tokens go out before an error that followed them."""
         is_news = self._is_resting and not self._rest_is_told and self._error is None
         if self._finish_reason is not None or is_news or (self._token_ids and self._is_enough()):
-            message = replace(self._last, token_ids=tuple(self._token_ids))
+            message = replace(self._last, token_ids=tuple(self._token_ids), breaks=tuple(self._breaks))
             self._rest_is_told = self._is_resting
             self._count_first_hop(len(self._token_ids))
             self._token_ids.clear()
+            self._breaks.clear()
             self._drained = self._finish_reason is not None
             return message
         if self._error is not None:

@@ -5,6 +5,7 @@ The text up to a flush, or to the end of the task, is one sentence of the protoc
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -192,7 +193,17 @@ def _values_in(parameters: dict[str, Any]) -> Values:
         values["seed"] = round(seed)
     if (speed := number_in(parameters, "rate")) is not None and speed != 1:
         values["speed"] = float(speed)
+    if lexicon := _replaced(object_in(parameters, "hot_fix")):
+        values["lexicon"] = json.dumps(lexicon)
     return values
+
+
+def _replaced(hot_fix: dict[str, Any]) -> dict[str, Any]:
+    """Its words and what is said instead; its pinyin is no respelling, and left aside."""
+    entries = hot_fix.get("replace") or []
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise InvalidInputError("hot_fix.replace must be a list of objects, each with a word and what is said instead; correct it.")
+    return {word: instead for entry in entries for word, instead in entry.items()}
 
 
 def _gain_in(parameters: dict[str, Any]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError, model_validator
@@ -31,11 +32,28 @@ class Body(BaseModel):
         return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
+READING = ("text_normalization", "lexicon", "text_type")
+
+
+class ReadBody(Body):
+    """With our own fields for how a text is read."""
+
+    text_normalization: str | None = None
+    lexicon: str | dict[str, str] | None = None
+    text_type: str | None = None
+
+    @property
+    def reading(self) -> Values:
+        """For the core."""
+        given = {name: getattr(self, name) for name in READING}
+        return {name: json.dumps(one) if isinstance(one, dict) else one for name, one in given.items() if one is not None}
+
+
 class VoiceId(Body):
     id: VoiceName
 
 
-class SpeechRequest(Body):
+class SpeechRequest(ReadBody):
     """``POST /v1/audio/speech``. instructions have no effect with OpenAI's first two models, as there. sample_rate: None: as usual for the
     format; OpenAI has no such field."""
 
@@ -51,7 +69,6 @@ class SpeechRequest(Body):
     temperature: float | None = None
     top_k: Annotated[int, Field(lt=2**31)] | None = None
     top_p: float | None = None
-    text_normalization: str | None = None
 
     @property
     def voice_name(self) -> str:
@@ -60,30 +77,28 @@ class SpeechRequest(Body):
     @property
     def values(self) -> Values:
         """For the core."""
-        names = ("seed", "temperature", "top_k", "top_p", "speed", "text_normalization")
+        names = ("seed", "temperature", "top_k", "top_p", "speed")
         given: dict[str, int | float | str | None] = {name: getattr(self, name) for name in names}
         numbers = {name: value for name, value in given.items() if value is not None and (name, value) != ("speed", 1.0)}
-        return {**numbers, **instructed(None if self.model in UNINSTRUCTED_MODELS else self.instructions)}
+        return {**numbers, **self.reading, **instructed(None if self.model in UNINSTRUCTED_MODELS else self.instructions)}
 
 
 class VoiceSettings(Body):
     speed: float | None = None
 
 
-class ElevenLabsRequest(Body):
+class ElevenLabsRequest(ReadBody):
     """``POST /v1/text-to-speech/{voice_id}``."""
 
     text: Annotated[str, StringConstraints(min_length=1)]
     voice_settings: VoiceSettings | None = None
     seed: int | None = None
-    text_normalization: str | None = None
 
     @property
     def values(self) -> Values:
         speed = None if self.voice_settings is None else self.voice_settings.speed
         given: dict[str, int | float | str | None] = {"seed": self.seed, "speed": None if speed == 1.0 else speed}
-        given["text_normalization"] = self.text_normalization
-        return {name: value for name, value in given.items() if value is not None}
+        return {**self.reading, **{name: value for name, value in given.items() if value is not None}}
 
 
 class DeepgramRequest(Body):
@@ -92,7 +107,7 @@ class DeepgramRequest(Body):
     text: Annotated[str, StringConstraints(min_length=1)]
 
 
-class CartesiaRequest(Body):
+class CartesiaRequest(ReadBody):
     """``POST /tts/bytes`` and ``/tts/sse``; what the WebSocket has, too, is read as there."""
 
     transcript: Annotated[str, StringConstraints(min_length=1)]
@@ -101,7 +116,6 @@ class CartesiaRequest(Body):
     generation_config: dict[str, Any] | None = None
     add_timestamps: bool | None = None
     context_id: VoiceName | None = None
-    text_normalization: str | None = None
 
 
 def parse(kind: type[Model], body: bytes) -> Model:

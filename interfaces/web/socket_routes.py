@@ -10,10 +10,12 @@ from fastapi import APIRouter, WebSocket
 from starlette.responses import JSONResponse
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
+from bistream.contract.checks import SSML
 from bistream.errors import BistreamError, BusyError
 from interfaces.audio.formats import deepgram_format, elevenlabs_format
 from interfaces.core.caller import Caller
 from interfaces.core.service import SpeechService
+from interfaces.core.values import Values
 from interfaces.protocols.actions import SocketProtocol
 from interfaces.protocols.cartesia import Cartesia
 from interfaces.protocols.dashscope import DashScope
@@ -150,8 +152,10 @@ def routes(service: SpeechService, access: Access) -> APIRouter:
 def _elevenlabs_options(websocket: WebSocket, voice: str, is_multi: bool, limits: InterfaceLimits) -> ElevenLabsOptions:
     query = websocket.query_params
     target = elevenlabs_format(query.get("output_format", "mp3_44100_128"))
-    has_sentences, is_cumulative = (query.get(name, "").lower() == "true" for name in ("auto_mode", "sync_alignment"))
-    return ElevenLabsOptions(voice, target, is_multi, has_sentences, is_cumulative, limits.contexts_per_socket)
+    names = ("auto_mode", "sync_alignment", "enable_ssml_parsing")
+    has_sentences, is_cumulative, is_ssml = (query.get(name, "").lower() == "true" for name in names)
+    values: Values = {"text_type": SSML} if is_ssml else {}
+    return ElevenLabsOptions(voice, target, is_multi, has_sentences, is_cumulative, limits.contexts_per_socket, values)
 
 
 def _deepgram_options(websocket: WebSocket, limits: InterfaceLimits) -> DeepgramOptions:

@@ -17,7 +17,7 @@ from interfaces.protocols.deepgram import deepgram_speed
 from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions
 from interfaces.web.exchange import ExchangeResponse
 from interfaces.web.http_routes import at, caller_of, check_text, spoken
-from interfaces.web.requests import CartesiaRequest, DeepgramRequest, ElevenLabsRequest, parse
+from interfaces.web.requests import READING, CartesiaRequest, DeepgramRequest, ElevenLabsRequest, parse
 
 
 def routes(service: SpeechService) -> APIRouter:
@@ -104,8 +104,7 @@ def _add_deepgram(router: APIRouter, service: SpeechService) -> None:
         target = deepgram_file_format(query.get("encoding", "linear16"), container, sample_rate, bit_rate)
         speed = at("speed", lambda: deepgram_speed(query.get("speed", "1")))
         values: Values = {} if speed == 1 else {"speed": speed}
-        if "text_normalization" in query:
-            values["text_normalization"] = query["text_normalization"]
+        values |= {name: query[name] for name in READING if name in query}
         check_text(service, "text", given.text, values)
         return await spoken(service, request, query.get("model", ""), given.text, target, values)
 
@@ -116,8 +115,7 @@ def _add_cartesia(router: APIRouter, service: SpeechService) -> None:
         message = given.model_dump(exclude_none=True)
         at("voice", lambda: cartesia_voice(message))
         values, gain = at("generation_config", lambda: cartesia_values(message))
-        if given.text_normalization is not None:
-            values["text_normalization"] = given.text_normalization
+        values |= given.reading
         check_text(service, "transcript", given.transcript, values)
         return message, values, gain
 

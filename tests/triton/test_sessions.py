@@ -47,6 +47,22 @@ def test_a_whole_text_in_one_request(grpc_url: str, voice: Voice) -> None:
     check_audio(ask(grpc_url, MODEL, target_text=text, **voice), len(text))
 
 
+def test_a_break_is_exact_silence_between_speech_in_pieces(grpc_url: str, voice: Voice) -> None:
+    """A piece that is no SSML is refused, and the session goes on without it."""
+    text = '<speak>Good <break time="1500ms"/>mor<sub alias="ning">n.</sub> On.</speak>'
+    session_id = uuid.uuid4().hex
+    with Stream(grpc_url) as stream:
+        start = stream.send(MODEL, session_id=session_id, target_text=text[:20], is_end=False, text_type="ssml", **voice)
+        later: dict[str, Any] = {"session_id": session_id, "is_start": False}
+        refused = stream.receive_error(stream.send(MODEL, target_text="</p>", is_end=False, **later))
+        assert "not well-formed" in str(refused.error)
+        for begin in range(20, len(text), 9):
+            stream.send(MODEL, target_text=text[begin : begin + 9], is_end=begin + 9 >= len(text), **later)
+        check_outputs(stream.receive(start), len(text))
+    silent = np.flatnonzero(start.waveform == 0.0)
+    assert 36_000 <= max(map(len, np.split(silent, np.flatnonzero(np.diff(silent) > 1) + 1))) <= 36_002
+
+
 def test_the_same_request_gives_the_same_audio(grpc_url: str, voice: Voice) -> None:
     """All samples, at any speed."""
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,10 @@ import pytest
 from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError, UnknownSpeakerError
 from bistream.local import LocalPipeline, VoiceChoice
-from bistream.types import AudioChunk, GenerationOptions
-from tests.formats import SAMPLES_PER_MEL_FRAME, SAMPLES_PER_TOKEN
+from bistream.sessions.breaks import FADE_S
+from bistream.token2wav.service import Token2WavHop
+from bistream.types import AudioChunk, FloatArray, GenerationOptions, SpeechTokens
+from tests.formats import SAMPLE_RATE, SAMPLES_PER_MEL_FRAME, SAMPLES_PER_TOKEN
 from tests.sounds import speech_like
 
 TEXT = "Hello there."
@@ -74,6 +77,76 @@ def test_a_speed_streams_with_the_same_tokens(pipeline: LocalPipeline, speed: fl
     chunks = list(pipeline.stream(PIECES, tone(), GenerationOptions(seed=3), speed=speed))
     assert len(audio(chunks)) == int(len(usual) // SAMPLES_PER_MEL_FRAME / speed) * SAMPLES_PER_MEL_FRAME
     assert chunks[-1].text_consumed == len(TEXT) and audio(chunks).std() > 0.01
+
+
+@pytest.mark.parametrize("speed", [1.0, 1.5])
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_break_is_exact_silence_in_the_stream(pipeline: LocalPipeline, is_whole: bool, speed: float) -> None:
+    ssml = GenerationOptions(seed=3, text_type="ssml")
+    text = 'Hello.<break time="1234ms"/> There.'
+    chunks = list(pipeline.stream([text] if is_whole else list(text), tone(), ssml, is_whole, speed))
+    samples = audio(chunks)
+    edges = np.flatnonzero(np.diff(np.concatenate([[1], samples != 0, [1]]).astype(int)))  # ends of speech and silence, in turn
+    silences = edges[1::2] - edges[::2]
+    assert 1234 * SAMPLE_RATE // 1000 <= silences.max() <= 1234 * SAMPLE_RATE // 1000 + 2  # a fade ends and begins with a zero
+    said = len(samples) - 1234 * SAMPLE_RATE // 1000 - round(FADE_S * SAMPLE_RATE)
+    assert said > 0 and said % SAMPLES_PER_MEL_FRAME == 0
+    assert chunks[-1].text_consumed == chunks[-1].text_position == len(text)
+    positions = [chunk.text_position for chunk in chunks]
+    assert positions == sorted(positions)
+    if speed == 1.0:
+        alone = [audio(list(pipeline.stream([part], tone(), ssml, is_whole))) for part in ("Hello.", "There.")]
+        assert len(alone[0]) == edges[2 * int(silences.argmax())] - round(FADE_S * SAMPLE_RATE)
+
+
+def test_a_rate_holds_for_its_text_alone(pipeline: LocalPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each hop has one speed."""
+    messages, hops = list[SpeechTokens](), list[Token2WavHop]()
+    take, hop = pipeline._language_model.take, pipeline._token2wav.hop
+
+    async def taken(session_id: str, wanted_tokens: int) -> SpeechTokens:
+        messages.append(await take(session_id, wanted_tokens))
+        return messages[-1]
+
+    async def hopped(one: Token2WavHop) -> FloatArray:
+        hops.append(one)
+        return await hop(one)
+
+    monkeypatch.setattr(pipeline._language_model, "take", taken)
+    monkeypatch.setattr(pipeline._token2wav, "hop", hopped)
+    text = '<prosody rate="200%">Hello.</prosody> There.<break time="1s"/><prosody rate="50%">You.</prosody>'
+    samples = audio(list(pipeline.stream(list(text), tone(), GenerationOptions(seed=3, text_type="ssml"), speed=0.8)))
+    expected, speed = list[tuple[int, float]](), 0.8
+    for message in messages:
+        for one in message.breaks:
+            speed = max(0.5, 0.8 * one.rate_percent / 100)
+        expected += ((token, speed) for token in message.token_ids)
+    assert [(token, one.speed) for one in hops for token in one.token_ids] == expected
+    assert [speed for speed, _ in groupby(speed for _, speed in expected)] == [1.6, 0.8, 0.5, 0.8]
+    filling = sum(one.tokens for message in messages for one in message.breaks)
+    heard_s = sum(1 / speed for _, speed in expected) / 25 + 1.0  # and fades, and less than a frame at each change
+    assert heard_s - filling / 25 / 0.5 < len(samples) / SAMPLE_RATE < heard_s - filling / 25 / 1.6 + 0.1
+
+
+def test_what_is_said_before_a_break_waits_for_no_further_text(pipeline: LocalPipeline) -> None:
+    """Nor does the silence: a voice agent says little and then asks a tool."""
+    heard, samples = threading.Event(), list[FloatArray]()
+
+    def pieces() -> Iterator[str]:
+        yield 'Hi.<break time="700ms"/>'
+        assert heard.wait(WAIT_S)
+        yield "Yes, there it is."
+
+    for chunk in pipeline.stream(pieces(), tone(), GenerationOptions(seed=3, text_type="ssml")):
+        samples.append(chunk.waveform)
+        if not chunk.waveform.any():
+            heard.set()
+    assert samples[0].any() and len(samples) > 2
+
+
+def test_silence_alone_is_heard(pipeline: LocalPipeline) -> None:
+    samples = audio(list(pipeline.stream(['<break time="2s"/>'], tone(), GenerationOptions(text_type="ssml"))))
+    assert len(samples) == 2 * SAMPLE_RATE and not samples.any()
 
 
 def test_a_text_of_many_sequences_is_one_stream_and_numbers_are_words(tiny_model_dir: Path) -> None:

@@ -161,3 +161,23 @@ def test_it_has_no_speed(pipeline: LocalPipeline) -> None:
         pipeline.synthesize(TEXT, VOICE, OPTIONS, speed=1.5)
     with pytest.raises(InvalidInputError, match="no speed"):
         next(pipeline.stream([TEXT], VOICE, OPTIONS, speed=1.5))
+
+
+def test_a_break_is_exact_silence_and_what_is_said_before_it_waits_for_no_further_text(
+    pipeline: LocalPipeline, short_sentences: None
+) -> None:
+    heard, ssml, samples = threading.Event(), GenerationOptions(seed=3, text_type="ssml"), list[FloatArray]()
+
+    def pieces() -> Iterator[str]:
+        yield f'{FIRST}<break time="700ms"/>'
+        assert heard.wait(120)
+        yield f"{FIRST}<break/>"
+
+    for chunk in pipeline.stream(pieces(), VOICE, ssml):
+        samples.append(chunk.waveform)
+        if not chunk.waveform.any():
+            heard.set()
+    silent = [len(one) for one in samples if not one.any()]
+    assert silent == [11_200, 12_000] and samples[0].any()
+    with pytest.raises(InvalidInputError, match="cannot be changed here"):
+        spoken(pipeline, ['<prosody rate="slow">Hi.</prosody>'], options=ssml)

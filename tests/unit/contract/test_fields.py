@@ -40,6 +40,8 @@ VALUES: dict[str, Any] = {
     "reference_wav": np.linspace(-0.5, 0.5, 16000, dtype=np.float32),
     "reference_hash": "0" * 64,
     "text_normalization": "en",
+    "text_type": "ssml",
+    "lexicon": '{"Nguyen": "win"}',
     "gender": "female",
     "pitch": "high",
     "speaking_rate": "very_low",

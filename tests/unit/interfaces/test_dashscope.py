@@ -134,3 +134,12 @@ def test_a_task_with_all_its_text_at_once() -> None:
     header = {"action": "run-task", "task_id": "t", "streaming": "out"}
     one.receive(json.dumps({"header": header, "payload": {"input": {"text": "Hello"}, "parameters": {"voice": "anna"}}}))
     assert one.texts == {"1": "Hello"} and one.ended == {"1"}
+
+
+def test_words_are_replaced_as_hot_fix_says() -> None:
+    hot_fix = {"pronunciation": [{"\u8349\u5730": "cao3 di4"}], "replace": [{"SQL": "sequel"}, {"AI": "a eye"}]}
+    values = started(hot_fix=hot_fix).opened[0].values
+    assert json.loads(str(values["lexicon"])) == {"SQL": "sequel", "AI": "a eye"}
+    assert "lexicon" not in started(hot_fix={"pronunciation": []}).opened[0].values
+    one = Player(DashScope())
+    assert events(send(one, "run-task", voice="anna", hot_fix={"replace": ["SQL"]}))[0] == "task-failed"

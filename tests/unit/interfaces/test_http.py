@@ -134,6 +134,8 @@ def test_extensions_reach_the_server(server: FakeServer, front: Running) -> None
 def test_texts_are_markdown_unless_the_request_says_otherwise(server: FakeServer, front: Running) -> None:
     speech(front)
     assert server.received[-1].inputs["text_normalization"] == b"+markdown"
+    speech(front, text_type="ssml", lexicon={"SQL": "sequel"})
+    assert server.received[-1].inputs["text_type"] == b"ssml" and server.received[-1].inputs["lexicon"] == b'{"SQL": "sequel"}'
     speech(front, text_normalization="raw")
     assert server.received[-1].inputs["text_normalization"] == b"raw"
 

@@ -223,6 +223,20 @@ def test_what_cannot_be_spoken_is_refused_before_the_socket_opens(front: Running
         assert caught.value.response.status_code == status and b"error" in (caught.value.response.body or b"")
 
 
+@pytest.mark.parametrize("path", [SINGLE, MULTI])
+@pytest.mark.parametrize(("asked", "found"), [("", None), ("enable_ssml_parsing=true", b"ssml"), ("enable_ssml_parsing=false", None)])
+def test_elevenlabs_text_is_ssml_where_the_address_says_so(
+    server: FakeServer, front: Running, path: str, asked: str, found: bytes | None
+) -> None:
+    before = len(server.received)
+    with opened(front, f"{path}&{asked}") as socket:
+        for message in begin(path, "Some words to begin with. "):
+            socket.send(message)
+        wait_until(lambda: any(one.flag("is_start") for one in server.received[before:]))
+    start = next(one for one in server.received[before:] if one.flag("is_start"))
+    assert start.inputs.get("text_type") == found
+
+
 def test_messages_beyond_the_limit_close_the_socket(front: Running) -> None:
     with opened(front, DEEPGRAM) as socket:
         receive(socket)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import urllib.parse
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,21 @@ def test_a_failure_after_the_first_event_is_told_and_cuts_the_connection(caplog:
         messages = events(caught.value.partial)
         assert [message["type"] for message in messages] == ["chunk", "error"] and messages[-1]["done"]
     assert "Traceback" not in caplog.text
+
+
+def test_ssml_and_a_lexicon_are_chosen_with_each_vendor(server: FakeServer, front: Running) -> None:
+    """A lexicon as JSON in a string, or as an object."""
+    lexicon, path = {"SQL": "sequel"}, "/v1/text-to-speech/anna"
+    for answer in (
+        deepgram(front, "&text_type=ssml&lexicon=" + urllib.parse.quote(json.dumps(lexicon))),
+        cartesia(front, text_type="ssml", lexicon=lexicon),
+        ask(front, "POST", path, {"text": TEXT, "text_type": "ssml", "lexicon": json.dumps(lexicon)}),
+    ):
+        assert answer[0] == 200
+        assert server.received[-1].inputs["text_type"] == b"ssml"
+        assert json.loads(server.received[-1].inputs["lexicon"]) == lexicon
+    answer = ask(front, "POST", path, {"text": TEXT, "lexicon": "SQL"})
+    assert answer[0] == 400 and b"must be a JSON object" in answer[2]
 
 
 def test_text_normalization_is_chosen_with_each_vendor(server: FakeServer, front: Running) -> None:

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from bistream.contract.field import Field
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import InvalidInputError
+from bistream.sessions.playback import weight_of
 from bistream.sessions.request_checks import TextLedger, check_append
+from bistream.text.markup import MarkupReader
 from bistream.text.special_tokens import SPECIAL_TOKENS
 from tests.unit.sessions.fakes import request_of
 
@@ -105,3 +107,31 @@ def test_a_character_counts_with_its_first_byte() -> None:
     with pytest.raises(InvalidInputError, match="longer than 3"):
         ledger.accept("é".encode()[:1], False)
     ledger.accept(b"", True)
+
+
+SSML = '<speak>One <break time="1s"/><sub alias="two">2</sub> <say-as interpret-as="characters">ab</say-as> &amp; three.</speak>'
+
+
+@SETTINGS
+@given(CUTS)
+def test_markup_is_checked_and_says_nothing(cuts: list[int]) -> None:
+    """Neither does it keep a session alive, nor does it take time to be spoken."""
+    ledger, speakable = TextLedger(200, markup=MarkupReader), []
+    for index, piece in enumerate(pieces := pieces_of(SSML.encode(), [3 * cut for cut in cuts]), 1):
+        speakable.append(ledger.accept(piece, index == len(pieces)))
+    assert ledger.characters == len(SSML) and any(speakable)
+    effort, markup = ledger.effort, SSML.index("</sub>")
+    assert effort.until(SSML.index("/>")) == effort.until(SSML.index("<break")) == sum(map(weight_of, "One "))
+    assert effort.until(markup + len("</sub> ")) - effort.until(markup) == weight_of(" ")
+    assert effort.characters == len(SSML) - len("</speak>")
+
+
+def test_a_refused_piece_of_markup_leaves_the_text_as_it_was() -> None:
+    ledger = TextLedger(200, markup=MarkupReader)
+    ledger.accept(b"<speak>On", False)
+    for piece in (b"e</p>", b"<audio/>", b"\xff", b" & "):
+        with pytest.raises(InvalidInputError):
+            ledger.accept(piece, False)
+    assert not ledger.accept(b"<break/", False)
+    ledger.accept(b"> two</speak>", True)
+    assert ledger.ended and ledger.speakable_characters == ledger.characters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,7 @@ def pacing(tokens: int, offline: bool = False, speed: float = 1.0) -> HopPacing:
         finish_reason=None,
         last_message=SpeechTokens(()),
         speed=speed,
+        break_edges=deque(),
     )
     made = HopPacing(session, RuntimeConfig(), HopPolicy(AUDIO_FORMAT, BLOCKS), lambda: asyncio.sleep(0), lambda: None)
     made.voice_ready(PROMPT)

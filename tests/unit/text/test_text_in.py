@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from bistream.errors import CheckpointError, InvalidInputError
 from bistream.families.cosyvoice2 import ADDED_TOKENS, BASE_TOKENS
-from bistream.text.text_in import WINDOW_CHARS, TextIn, is_complete, is_run_of_letters, starts_segment
+from bistream.text.text_ends import is_complete, is_run_of_letters, starts_segment
+from bistream.text.text_in import WINDOW_CHARS, TextIn
 from bistream.text.tokenizer import TextTokenizer
 from scripts._tokenizer_files import FULL_VOCAB_SIZE, make_vocabulary, special_token_count, write_tokenizer_files
 from tests.unit.text.pieces import byte_symbol, stream

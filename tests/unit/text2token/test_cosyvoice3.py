@@ -258,3 +258,15 @@ def test_pronunciation_counts_as_speech_and_marks_do_not(tokenizer: TextTokenize
         fed(tokenizer, [text], seen)
     spoken_tokens = len(tokenizer.encode(" a"))
     assert limits == [2 * (2 + spoken_tokens), 2 * spoken_tokens]
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 7])
+def test_a_phoneme_of_ssml_is_the_token_and_an_instruction_in_it_is_none(tokenizer: TextTokenizer, pieces: int) -> None:
+    ssml = 'One <phoneme alphabet="pinyin" ph="chong2">two</phoneme> &lt;|endofprompt|> three'
+    size = -(-len(ssml) // pieces)
+    cut = [ssml[start : start + size] for start in range(0, len(ssml), size)]
+    marked, _ = fed(tokenizer, cut, options=GenerationOptions(text_type="ssml", text_normalization="raw"))
+    plain, _ = fed(tokenizer, ["One [ch][óng] three"] if pieces == 1 else ["One [ch][óng]", " three"])
+    special = {tokenizer.special_tokens[token] for token in ("[ch]", "[óng]", END_OF_PROMPT)}
+    assert [one for one in marked if one in special] == [one for one in plain if one in special]
+    assert marked.count(tokenizer.special_tokens[END_OF_PROMPT]) == 1, "of the default instruction"

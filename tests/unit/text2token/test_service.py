@@ -238,6 +238,16 @@ class TestSpeaking:
         assert (spec.seed, spec.temperature, spec.top_p, spec.top_k) == (7, 0.0, 0.5, SIZES.top_k)
         assert (spec.win_size, spec.tau_r) == (SIZES.win_size, SIZES.tau_r)
 
+    def test_words_of_a_lexicon_are_respelled(self, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+        """Those of the server, and before them those of the request."""
+        path = tmp_path / "lexicon.json"
+        path.write_text('{"Weather": "whether", "river": "reever"}')
+        respelling = Bench(tokenizer, config=replace(CONFIG, lexicon=str(path)))
+        respelling.start("The Weather, a river.", is_end=True, options=GenerationOptions(lexicon='{"river": "stream"}'))
+        plain = Bench(tokenizer)
+        plain.start("The whether, a stream.", is_end=True)
+        assert respelling.engine.opened[0].sequence == plain.engine.opened[0].sequence
+
     def test_a_session_may_be_ended_from_its_own_sink(self, tokenizer: TextTokenizer) -> None:
         bench = Bench(tokenizer)
         messages: list[Message] = []
@@ -290,7 +300,7 @@ class TestSpeaking:
         faulty: dict[str, tuple[object, str]] = {
             "layout": (bench.service._sessions["a"]._layout, "push_text"),
             "turn": (bench.service._sessions["a"]._sequences, "begin"),
-            "tokenizer": (bench.service._sessions["a"]._text_in, "push"),
+            "tokenizer": (bench.service._sessions["a"]._text, "read"),
             "watch": (bench.service._sessions["a"]._sequences, "yielded"),
         }
 
@@ -326,6 +336,8 @@ class TestRefusals:
             ({"options": GenerationOptions(top_p=0.0)}, "top_p"),
             ({"options": GenerationOptions(top_p=1.01)}, "top_p"),
             ({"options": GenerationOptions(top_p=float("nan"))}, "top_p"),
+            ({"options": GenerationOptions(lexicon="[]")}, "JSON object"),
+            ({"options": GenerationOptions(lexicon='{"a": "b"}', text_normalization="raw")}, "leave lexicon out"),
         ],
     )
     def test_bad_input(self, bench: Bench, changes: dict[str, Any], word: str) -> None:
@@ -760,4 +772,4 @@ def test_thousands_of_pieces_are_read_once(tokenizer: TextTokenizer, monkeypatch
     for _ in range(500):
         bench.append("")
     assert max(read) <= 2 * WINDOW_CHARS and len(read) <= 3 * 13 * 150
-    assert len(session._places._ends) <= session._num_chars
+    assert len(session._text.places._ends) <= session._text.num_chars

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +36,7 @@ from bistream.transport.sibling_ports import (
     speech_tokens,
 )
 from bistream.triton.mailbox import TokenMailbox
-from bistream.types import FinishReason, GenerationOptions, SpeechTokens, TokenDemand, VoicePrompt
+from bistream.types import FinishReason, GenerationOptions, SpeechBreak, SpeechTokens, TokenDemand, VoicePrompt
 from tests.unit.transport.siblings import Siblings
 from tests.unit.triton.fakes import Arrays, FakePbUtils, FakeResponse, error_response, response
 
@@ -105,6 +106,7 @@ def start(**changes: Any) -> LanguageModelStart:
 def test_speech_tokens_survive_the_hop(token_ids: list[int], text_consumed: int, reason: FinishReason | None) -> None:
     attended = text_consumed if text_consumed % 2 else None
     message = SpeechTokens(tuple(token_ids), text_consumed, reason, reason is None, text_consumed + 3, text_consumed, attended)
+    message = replace(message, breaks=tuple(SpeechBreak(place, 8, 100 * place) for place in range(len(token_ids) // 8)))
     assert speech_tokens(speech_token_arrays(message)) == message
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bistream.errors import BistreamError, CancelledError, InvalidInputError, UnknownSessionError
 from bistream.triton.mailbox import MAX_HOLD_S, Message, TokenMailbox
-from bistream.types import FinishReason, SpeechTokens
+from bistream.types import FinishReason, SpeechBreak, SpeechTokens
 
 ENDS: list[Message] = [SpeechTokens((), 9, FinishReason.EOS), SpeechTokens((7, 8), 9, FinishReason.LENGTH), CancelledError("Stopped.")]
 
@@ -141,3 +141,24 @@ def test_the_tokens_of_the_first_hop_are_timed_once(ends_early: bool) -> None:
         mailbox.take(lambda message: None)
         mailbox.post(SpeechTokens((6,)))
         assert len(waits) == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), max_size=12))
+def test_breaks_keep_their_places_however_the_messages_are_taken(posts: list[tuple[int, bool, bool]]) -> None:
+    """Tokens of a message, whether it is a break, whether it is followed by a request."""
+    mailbox, answers, expected, count = TokenMailbox(), list[Message](), list[int](), 0
+    for tokens, is_break, is_taken in [*posts, (1, False, True)]:
+        if is_break:
+            expected.append(count)
+        mailbox.post(SpeechTokens((1,) * tokens, breaks=(SpeechBreak(0, tokens, 500),) if is_break and tokens else ()))
+        if is_break and not tokens:
+            expected.pop()
+        count += tokens
+        if is_taken and mailbox.num_tokens:
+            mailbox.take(answers.append)
+    found, before = [], 0
+    for answer in answers:
+        assert isinstance(answer, SpeechTokens)
+        found += [before + one.place for one in answer.breaks]
+        before += len(answer.token_ids)
+    assert (found, before) == (expected, count)

@@ -1,0 +1,61 @@
+"""A lexicon: words and phrases, and how they are respelled to be spoken. Read from JSON, of a request's ``lexicon`` or of a file. Pure."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from bistream.contract.checks import is_speakable
+from bistream.errors import InvalidInputError
+
+Lexicon = Mapping[str, str]  # phrase -> respelling
+NO_LEXICON: Lexicon = MappingProxyType({})
+MAX_LEXICON_CHARS = 65_536
+MAX_ENTRIES = 1_000
+MAX_PHRASE_CHARS = 64  # so much text may be held back while it may still become a phrase
+MAX_RESPELLING_CHARS = 128
+
+
+@functools.lru_cache(maxsize=64)  # an agent sends the same one with every session
+def read_lexicon(text: str) -> Lexicon:
+    """A JSON object of phrases and respellings; blank: none. Raises ``InvalidInputError``."""
+    if not text.strip():
+        return NO_LEXICON
+    if len(text) > MAX_LEXICON_CHARS:
+        raise InvalidInputError(f"The lexicon is longer than {MAX_LEXICON_CHARS} characters; send only the words that the text may have.")
+    try:
+        entries = json.loads(text)
+    except (ValueError, RecursionError):
+        entries = None
+    if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
+        raise InvalidInputError('The lexicon must be a JSON object of strings, such as {"Nguyen": "win"}; correct it.')
+    if len(entries) > MAX_ENTRIES:
+        raise InvalidInputError(f"The lexicon has more than {MAX_ENTRIES} entries; send only the words that the text may have.")
+    for phrase, respelling in entries.items():
+        _check_entry(phrase, respelling)
+    return MappingProxyType(entries)
+
+
+def _check_entry(phrase: str, respelling: str) -> None:
+    if len(phrase) > MAX_PHRASE_CHARS or not is_speakable(phrase):
+        raise InvalidInputError(f"The lexicon has the phrase {phrase[:20]!r}; give it a letter and at most {MAX_PHRASE_CHARS} characters.")
+    if len(respelling) > MAX_RESPELLING_CHARS or not is_speakable(respelling):
+        raise InvalidInputError(
+            f"The lexicon respells {phrase!r} without a letter or with more than {MAX_RESPELLING_CHARS} characters; correct it."
+        )
+
+
+def check_lexicon(text: str) -> None:
+    """Raises ``InvalidInputError``."""
+    read_lexicon(text)
+
+
+def read_lexicon_file(path: str | Path) -> Lexicon:
+    """Raises ``InvalidInputError``."""
+    try:
+        return read_lexicon(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"The lexicon {path} cannot be read ({type(error).__name__}); name a JSON file in UTF-8.") from None

@@ -1,0 +1,54 @@
+"""Pronunciations as the special tokens of a model that has them (CosyVoice3): ARPAbet of CMU's dictionary, and pinyin. Pure."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+
+from bistream.errors import InvalidInputError
+
+_SYLLABLE = re.compile(r"(zh|ch|sh|[bpmfdtnlgkhjqxrzcsyw])?([aeiouüv]+(?:ng|n|r)?)([1-5])?")
+_TONES = {"1": "\u0304", "2": "\u0301", "3": "\u030c", "4": "\u0300"}  # combining marks; 5: none
+
+
+def _arpabet(written: str) -> Iterator[tuple[str, ...]]:
+    for phoneme in written.upper().split():
+        yield (f"[{phoneme}]",)
+
+
+def _pinyin(written: str) -> Iterator[tuple[str, ...]]:
+    """Of each initial and final, the tokens that it may be. Tones are digits behind the syllables."""
+    for syllable in written.lower().replace("u:", "ü").split():
+        found = _SYLLABLE.fullmatch(syllable)
+        if found is None:
+            raise InvalidInputError(f"The pinyin {syllable[:20]!r} is no syllable with a tone, such as chong2; correct it.")
+        initial, final, tone = found[1], found[2].replace("v", "ü"), found[3]
+        if initial:
+            yield (f"[{initial}]",)
+        yield tuple(f"[{_with_tone(one, _TONES.get(tone, ''))}]" for one in (final, final.replace("ü", "v"), final.replace("ü", "u")))
+
+
+def _with_tone(final: str, mark: str) -> str:
+    """On a or e, on the o of ou, else on the last vowel."""
+    vowel = next((one for one in ("a", "e", "ou") if one in final), None)
+    place = final.index(vowel) if vowel is not None else max(index for index, one in enumerate(final) if one in "iouüv")
+    return unicodedata.normalize("NFC", final[: place + 1] + mark + final[place + 1 :])
+
+
+ALPHABETS: dict[str, Callable[[str], Iterator[tuple[str, ...]]]] = {"cmu-arpabet": _arpabet, "pinyin": _pinyin}
+
+
+def phoneme_tokens(alphabet: str, written: str, known: frozenset[str]) -> list[str]:
+    """known: the tokens that the model has. Raises ``InvalidInputError``."""
+    if not known:
+        raise InvalidInputError("This model knows no phonemes; respell the word with sub, or in a lexicon.")
+    if alphabet not in ALPHABETS:
+        raise InvalidInputError(f"The alphabet {alphabet[:20]!r} of SSML's phoneme is not known here; use {' or '.join(ALPHABETS)}.")
+    tokens = []
+    for candidates in ALPHABETS[alphabet](written):
+        token = next((one for one in candidates if one in known), None)
+        if token is None:
+            raise InvalidInputError(f"The model has no phoneme {candidates[0][:20]}; correct the ph of SSML's phoneme.")
+        tokens.append(token)
+    return tokens

@@ -1,0 +1,49 @@
+"""A lexicon is a JSON object of strings within limits, and what is wrong with it is said in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bistream.contract.lexicon import MAX_ENTRIES, MAX_PHRASE_CHARS, MAX_RESPELLING_CHARS, read_lexicon, read_lexicon_file
+from bistream.errors import InvalidInputError
+
+
+def test_entries_are_phrases_and_respellings() -> None:
+    assert read_lexicon('{"Nguyen": "win", "重庆": "虫庆"}') == {"Nguyen": "win", "重庆": "虫庆"}
+    assert read_lexicon(" \n") == {}
+
+
+@pytest.mark.parametrize("text", ("Nguyen", "[]", '{"a": 1}', '{"a": null}', '"a"', "{", "[" * 5000))
+def test_what_is_no_object_of_strings_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError, match="JSON object of strings"):
+        read_lexicon(text)
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ({"": "a"}, "phrase ''"),
+        ({"...": "dots"}, "phrase '...'"),
+        ({"a" * (MAX_PHRASE_CHARS + 1): "b"}, f"at most {MAX_PHRASE_CHARS}"),
+        ({"a": " "}, "respells 'a'"),
+        ({"a": "b" * (MAX_RESPELLING_CHARS + 1)}, f"more than {MAX_RESPELLING_CHARS}"),
+        ({f"word{index}": "b" for index in range(MAX_ENTRIES + 1)}, f"more than {MAX_ENTRIES} entries"),
+        ({f"word{index}": "b" * 100 for index in range(MAX_ENTRIES)}, "longer than"),
+    ],
+)
+def test_the_limits(entries: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        read_lexicon(json.dumps(entries))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "words.json").write_text('{"SQL": "sequel"}')
+    assert read_lexicon_file(tmp_path / "words.json") == {"SQL": "sequel"}
+    (tmp_path / "latin.json").write_bytes(b'{"caf\xe9": "a"}')
+    for name in ("latin.json", "none.json"):
+        with pytest.raises(InvalidInputError, match=f"{name} cannot be read"):
+            read_lexicon_file(tmp_path / name)
