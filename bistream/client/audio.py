@@ -17,7 +17,7 @@ import soundfile
 from numpy.typing import NDArray
 
 from bistream.audio.resample import resample
-from bistream.contract.audio import REFERENCE_SAMPLE_RATE, UPSTREAM_SAMPLE_RATE
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE, SYNTHETIC, UPSTREAM_SAMPLE_RATE
 
 INT16_MAX = 32767
 FORMATS = ("wav", "pcm")
@@ -123,7 +123,8 @@ class AudioWriter(ABC):
 
 
 class WavWriter(AudioWriter):
-    """A WAV file of 16 bit. After every ``write`` it is complete and playable, whatever happens next."""
+    """A WAV file of 16 bit. After every ``write`` it is complete and playable, whatever happens next. Its comment, at the end, says that
+    the speech is synthetic."""
 
     def __init__(self, path: str | Path) -> None:
         """Raises ``OSError`` where the file could not be written."""
@@ -144,6 +145,9 @@ class WavWriter(AudioWriter):
     def close(self) -> None:
         if self._wave is not None and self._file is not None:
             self._wave.close()
+            end = self._file.seek(0, os.SEEK_END) + self._file.write(_COMMENT)
+            self._file.seek(4)
+            self._file.write((end - 8).to_bytes(4, "little"))  # everything behind the size itself
             self._file.close()
 
 
@@ -203,6 +207,16 @@ def pcm16(waveform: NDArray[np.float32]) -> bytes:
     """Little-endian samples of 16 bit."""
     samples: bytes = np.rint(np.clip(waveform, -1.0, 1.0) * INT16_MAX).astype("<i2").tobytes()
     return samples
+
+
+def _comment(text: str) -> bytes:
+    """A chunk of a RIFF file."""
+    value = text.encode("ascii") + b"\0"
+    entry = b"INFOICMT" + len(value).to_bytes(4, "little") + value + b"\0" * (len(value) % 2)
+    return b"LIST" + len(entry).to_bytes(4, "little") + entry
+
+
+_COMMENT = _comment(SYNTHETIC)
 
 
 def _describe(target: wave.Wave_write, sample_rate: int) -> None:
