@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""How surely the watermark is found in recordings with it, and in recordings without it, also after codecs; and what it costs.
+"""How surely the watermark is found in recordings with it, also after codecs, and in recordings without it; and what it costs.
 
     bistream evaluate --model-dir assets/voice --speaker-id nora --form one_shot --compare one_shot:watermark=on --keep build/sounds ...
     python benchmarks/watermark.py --marked build/sounds/one_shot:watermark=on --unmarked build/sounds/one_shot --out RESULT.json
 
-All WAV files below the folders. "found": recordings whose confidence is 0.5 or more, out of all; "least", "most": confidence of the
-recording at the edge. The cost is that of the filter alone, for a second of audio and for a first hop of 0.44 s, in this process.
+All WAV files below the folders; those without it are taken as they are. "found": recordings whose confidence is 0.5 or more. The cost is
+that of the filter alone, for a second of audio and for a first hop of 0.44 s, in this process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import io
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -37,6 +37,7 @@ from interfaces.audio.formats import OutputFormat
 
 LONGEST_S = 600.0
 FIRST_HOP_S, HOP_S, ROUNDS = 0.44, 1.0, 50
+AS_IT_IS = "as it is"
 Treatment = Callable[[FloatArray, int], tuple[FloatArray, int]]  # of samples at a rate in Hz
 
 
@@ -62,7 +63,7 @@ def middle(seconds: float) -> Treatment:
 
 
 TREATMENTS: dict[str, Treatment] = {
-    "as it is": lambda samples, rate: (samples, rate),
+    AS_IT_IS: lambda samples, rate: (samples, rate),
     "MP3, 64 kbit/s": encoded("mp3", 24_000, 64_000),
     "Opus, 24 kbit/s": encoded("opus", 48_000, 24_000),
     "at 16 kHz": lambda samples, rate: (resample(samples, rate, 16_000), 16_000),
@@ -74,13 +75,12 @@ TREATMENTS: dict[str, Treatment] = {
 }
 
 
-def confidences(detector: Detector, folders: list[Path]) -> dict[str, list[float]]:
+def confidences(detector: Detector, folder: Path, treatments: Mapping[str, Treatment]) -> dict[str, list[float]]:
     """By treatment, of all recordings."""
-    paths = sorted(path for folder in folders for path in folder.rglob("*.wav"))
-    found: dict[str, list[float]] = {name: [] for name in TREATMENTS}
-    for path in tqdm(paths, disable=None):
+    found: dict[str, list[float]] = {name: [] for name in treatments}
+    for path in tqdm(sorted(folder.rglob("*.wav")), desc=folder.name, disable=None):
         samples, rate = soundfile.read(path, dtype="float32")
-        for name, treat in TREATMENTS.items():
+        for name, treat in treatments.items():
             found[name].append(round(detector.confidence(*treat(samples, rate)), 4))
     return found
 
@@ -98,22 +98,23 @@ def cost_ms(seconds: float, rate: int, device: str) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--marked", nargs="+", type=Path, default=[], metavar="FOLDER")
-    parser.add_argument("--unmarked", nargs="+", type=Path, default=[], metavar="FOLDER")
+    parser.add_argument("--marked", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--unmarked", nargs="*", type=Path, default=[], metavar="FOLDER")
     parser.add_argument("--sample-rate", type=int, default=24_000, help="for the cost (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="for the cost: cpu or cuda (default: %(default)s)")
     parser.add_argument("--out", help="also write the JSON object here")
     options = parser.parse_args()
     torch.set_num_threads(1)
     detector = Detector()
-    marked, unmarked = confidences(detector, options.marked), confidences(detector, options.unmarked)
-    rows: list[list[object]] = [["recording", "marked: found", "least", "unmarked: found", "most"]]
+    groups = {f"marked, {name}": found for name, found in confidences(detector, options.marked, TREATMENTS).items()}
+    for folder in options.unmarked:
+        groups[f"unmarked, {folder.name}"] = confidences(detector, folder, {AS_IT_IS: TREATMENTS[AS_IT_IS]})[AS_IT_IS]
+    rows: list[list[object]] = [["recordings", "found", "of", "least", "median", "most"]]
     metrics: dict[str, object] = {}
-    for name in TREATMENTS:
-        counts = [f"{sum(one >= MARKED for one in found[name])} of {len(found[name])}" for found in (marked, unmarked)]
-        least, most = min(marked[name], default=None), max(unmarked[name], default=None)
-        rows.append([name, counts[0], least, counts[1], most])
-        metrics[name] = {"marked": counts[0], "least": least, "unmarked": counts[1], "most": most}
+    for name, found in groups.items():
+        values = (sum(one >= MARKED for one in found), len(found), min(found), statistics.median(found), max(found))
+        rows.append([name, *values])
+        metrics[name] = dict(zip(rows[0][1:], values, strict=True))
     table(rows)
     for name, seconds in (("first hop", FIRST_HOP_S), ("a second", HOP_S)):
         metrics[f"{name}, ms"] = cost_ms(seconds, options.sample_rate, options.device)
