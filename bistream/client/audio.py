@@ -17,12 +17,12 @@ import soundfile
 from numpy.typing import NDArray
 
 from bistream.audio.resample import resample
-from bistream.contract.audio import REFERENCE_SAMPLE_RATE, UPSTREAM_SAMPLE_RATE
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE, SYNTHETIC, UPSTREAM_SAMPLE_RATE
 
 INT16_MAX = 32767
 FORMATS = ("wav", "pcm")
 STANDARD_OUTPUT = "-"
-LONGEST_S = 120.0  # of a recording that is read; how much of it the server takes is the server's to say
+LONGEST_S = 120.0  # of a recording of a voice that is read; how much of it the server takes is the server's to say
 CANCELLED, FAINTEST = 100.0, 1e-4  # channels that are so much louder than their mean, which counts as at least the second
 
 
@@ -39,12 +39,12 @@ def read_reference(path: str | Path) -> NDArray[np.float32]:
     return read_recording(path).samples
 
 
-def read_recording(path: str | Path) -> Recording:
+def read_recording(path: str | Path, longest_s: float = LONGEST_S) -> Recording:
     """Of any file that soundfile reads or, where PyAV is installed, FFmpeg. Channels are averaged. Raises ``ValueError`` with a sentence
-    for the user."""
+    for the user, also for a file that lasts longer than ``longest_s``."""
     if not Path(path).exists() or Path(path).is_dir():  # a pipe is neither
         raise ValueError(f"{path} is {'a folder' if Path(path).is_dir() else 'not there'}; name the file of the recording.")
-    recording = _read_with_soundfile(path) or _read_with_av(path)
+    recording = _read_with_soundfile(path, longest_s) or _read_with_av(path, longest_s)
     samples = recording.samples
     if len(samples) == 0:
         raise ValueError(f"{path} contains no audio; give a recording of 0.5 to 30 seconds.")
@@ -59,12 +59,12 @@ def within_full_scale(samples: NDArray[np.float32]) -> NDArray[np.float32]:
     return samples / np.float32(peak) if peak > 1.0 else samples
 
 
-def _read_with_soundfile(path: str | Path) -> Recording | None:
+def _read_with_soundfile(path: str | Path, longest_s: float) -> Recording | None:
     """None: it does not know the format."""
     try:
         with soundfile.SoundFile(path) as file:
-            if file.frames > LONGEST_S * file.samplerate:
-                raise _too_long(path)
+            if file.frames > longest_s * file.samplerate:
+                raise _too_long(path, longest_s)
             samples, rate = file.read(dtype="float32", always_2d=True), file.samplerate  # [N, channels]
     except soundfile.LibsndfileError:
         return None
@@ -78,7 +78,7 @@ def _read_with_soundfile(path: str | Path) -> Recording | None:
     return Recording(mono if rate == REFERENCE_SAMPLE_RATE else resample(mono, rate, REFERENCE_SAMPLE_RATE), rate)
 
 
-def _read_with_av(path: str | Path) -> Recording:
+def _read_with_av(path: str | Path, longest_s: float) -> Recording:
     try:
         from bistream.client import decoding  # noqa: PLC0415  (PyAV is no requirement of the clients)
     except ModuleNotFoundError:
@@ -88,16 +88,16 @@ def _read_with_av(path: str | Path) -> Recording:
         ) from None
     try:
         with open(path, "rb") as file:
-            decoded = decoding.decode(file, LONGEST_S)
+            decoded = decoding.decode(file, longest_s)
     except decoding.TooLongError:
-        raise _too_long(path) from None
+        raise _too_long(path, longest_s) from None
     except (decoding.UnreadableError, decoding.UnusualError, OSError):
         raise ValueError(f"{path} could not be read as audio; give a WAV, FLAC, MP3, Ogg, WebM or M4A file.") from None
     return Recording(decoded.samples, decoded.source_rate)
 
 
-def _too_long(path: str | Path) -> ValueError:
-    return ValueError(f"{path} lasts more than {LONGEST_S:g} seconds; give a recording of 0.5 to 30 seconds.")
+def _too_long(path: str | Path, longest_s: float) -> ValueError:
+    return ValueError(f"{path} lasts more than {longest_s:g} seconds; give a recording of 0.5 to 30 seconds.")
 
 
 class AudioWriter(ABC):
@@ -123,7 +123,8 @@ class AudioWriter(ABC):
 
 
 class WavWriter(AudioWriter):
-    """A WAV file of 16 bit. After every ``write`` it is complete and playable, whatever happens next."""
+    """A WAV file of 16 bit. After every ``write`` it is complete and playable, whatever happens next. Its comment, at the end, says that
+    the speech is synthetic."""
 
     def __init__(self, path: str | Path) -> None:
         """Raises ``OSError`` where the file could not be written."""
@@ -144,6 +145,9 @@ class WavWriter(AudioWriter):
     def close(self) -> None:
         if self._wave is not None and self._file is not None:
             self._wave.close()
+            end = self._file.seek(0, os.SEEK_END) + self._file.write(_COMMENT)
+            self._file.seek(4)
+            self._file.write((end - 8).to_bytes(4, "little"))  # everything behind the size itself
             self._file.close()
 
 
@@ -203,6 +207,16 @@ def pcm16(waveform: NDArray[np.float32]) -> bytes:
     """Little-endian samples of 16 bit."""
     samples: bytes = np.rint(np.clip(waveform, -1.0, 1.0) * INT16_MAX).astype("<i2").tobytes()
     return samples
+
+
+def _comment(text: str) -> bytes:
+    """A chunk of a RIFF file."""
+    value = text.encode("ascii") + b"\0"
+    entry = b"INFOICMT" + len(value).to_bytes(4, "little") + value + b"\0" * (len(value) % 2)
+    return b"LIST" + len(entry).to_bytes(4, "little") + entry
+
+
+_COMMENT = _comment(SYNTHETIC)
 
 
 def _describe(target: wave.Wave_write, sample_rate: int) -> None:

@@ -35,6 +35,7 @@ COMMANDS = {
     "voices": Command("bistream.commands.voices", "server", "add, list or remove voices that callers name instead of sending a recording"),
     "serve": Command("bistream.commands.serve", "server", "serve a model repository (of a checkout: bash run.sh 2 2 makes it)"),
     "evaluate": Command("bistream.commands.evaluate", "server", "judge what a checkpoint or a server sounds like, in several forms"),
+    "detect": Command("bistream.commands.detect", "server,watermark", "have recordings the mark of synthetic speech"),
     "doctor": Command("bistream.commands.doctor", "server", "examine a model directory: its files, and what 16 bit costs its networks"),
 }
 

@@ -17,6 +17,7 @@ from bistream.hops.queue import BatchPace, QueuedHop
 from bistream.token2wav.background import BackgroundShare, OfflineJob, Work
 from bistream.token2wav.capacity import CapacityMeter
 from bistream.token2wav.hop_jobs import AudioSession, HopJob
+from bistream.token2wav.marking import Marking
 from bistream.token2wav.renderer import HopsInProgress, Outcome, RendererHop, Rendering, SpeechRenderer
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Computing:
         clock: Callable[[], float],
         capacity: CapacityMeter,
         pace: BatchPace,
+        marking: Marking,
         on_batch: Callable[[Sequence[HopJob], float, float, float], None] = lambda jobs, began_s, took_s, ended_s: None,
     ) -> None:
         """on_batch: told which hops were computed together, when that began, how long it took, and when it ended."""
@@ -63,6 +65,7 @@ class Computing:
         self._capacity = capacity
         self._pace = pace
         self._on_batch = on_batch
+        self._marking = marking
         self._went_first: list[HopBatch] = []  # those that were computed while another one was in progress
         self._waited_s = 0.0  # with hops to compute, for others on the GPU: no part of the pace
         self.share = BackgroundShare()
@@ -112,9 +115,9 @@ class Computing:
         if batch.rendered is None:
             return
         began_s = self._clock()
-        outcomes = batch.rendered.finish()
-        self._took(batch, began_s)
         jobs = [hop.item for hop in batch.hops]
+        outcomes = self._marking.hops([job.session for job in jobs], batch.rendered.finish())
+        self._took(batch, began_s)
         batch.answers += zip(jobs, outcomes, strict=True)
         batch.succeeded = [job for job, outcome in zip(jobs, outcomes, strict=True) if not isinstance(outcome, BistreamError)]
         ended_s = self._clock()
@@ -150,6 +153,7 @@ class Computing:
         if isinstance(work, OfflineJob):
             outcome = work.step(self._renderer)
             is_done = outcome is not None
+            outcome = self._marking.utterance(outcome) if outcome is not None else None
         else:
             rendering = work.job.session.rendering
             assert rendering is not None

@@ -10,6 +10,7 @@ from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from bistream.contract.refusals import has_no_speed
 from bistream.errors import BistreamError, InvalidInputError
 from bistream.token2wav.renderer import Rendering, SpeechRenderer
 from bistream.types import FloatArray, VoicePrompt
+
+if TYPE_CHECKING:
+    from bistream.watermark.filter import MarkState
 
 LARGEST_NUMBER = 1000.0  # of a log-mel or an embedding: what networks compute from larger ones overflows
 MAX_HOP_TOKENS = 250  # 10 s; the hop policy sends at most half of it
@@ -60,6 +64,7 @@ class AudioSession:
     is_finalizing: bool = False  # its final hop was accepted
     has_ended: bool = False  # unreachable; the worker frees it
     rendering: Rendering | None = None  # from its first hop on
+    mark: MarkState | None = None  # of the watermark, from its first audio on
 
     def close(self) -> None:
         """Free the renderer's state. Idempotent; on the worker thread only."""

@@ -46,6 +46,7 @@ from bistream.token2wav.factory import load_renderer
 from bistream.token2wav.hop_jobs import AudioSession, HopJob, Token2WavHop, check_hop, check_prompt, check_speed, running_future, settle
 from bistream.token2wav.hop_metrics import HopMetrics
 from bistream.token2wav.load_report import LoadReport
+from bistream.token2wav.marking import Marking
 from bistream.token2wav.renderer import FLOW_PAGES, PoolUse, RendererSizes, SpeechRenderer
 from bistream.token2wav.schedule import NextAction, Schedule
 from bistream.types import FloatArray, VoicePrompt
@@ -85,7 +86,8 @@ class Token2Wav:
         self._capacity = CapacityMeter(LONG_BATCH_S, max_hops, config.capacity_audio_s_per_s)
         metrics = HopMetrics(recorder or Recorder(), self._queued, self._pools, lambda: self._capacity.audio_s_per_s)
         pace = BatchPace(FIRST_TOKENS_PER_S)
-        self._computing = Computing(self._renderer, clock, self._capacity, pace, metrics.batch)  # used by the worker only
+        marking = Marking.load(config, self._renderer.sizes)
+        self._computing = Computing(self._renderer, clock, self._capacity, pace, marking, metrics.batch)  # used by the worker only
         self._claims = gpu_claims or GpuClaims()
         rules = BatchRules(pace, config.max_suspensions, max_hops)
         self._schedule = Schedule(rules, self._computing.share, metrics.decided, self._claims.waits)

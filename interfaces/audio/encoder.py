@@ -16,7 +16,7 @@ from interfaces.audio.formats import RAW, WAV, OutputFormat
 
 INT16_MAX = 32767
 # Container, codec, options of the container and of the codec. Ogg pages would hold 1 s, flac frames 120 ms by default; sizes that are only
-# known at the end (Xing header) or tags (LIST, ID3) have no place in a stream.
+# known at the end (Xing header) have no place in a stream, and tags (LIST, ID3) only where there is a comment: clients expect 44 bytes.
 _CONTAINERS: dict[str, tuple[str, str, dict[str, str], dict[str, str]]] = {
     **{name: ("wav", inside, {"fflags": "bitexact"}, {}) for inside, name in WAV.items()},
     "mp3": ("mp3", "libmp3lame", {"write_xing": "0", "id3v2_version": "0"}, {"reservoir": "0"}),
@@ -49,8 +49,9 @@ class Encoder:
     Samples are float32 [N], mono, in [-1, 1]; 16 bits of them are kept.
     """
 
-    def __init__(self, target: OutputFormat, gain: float = 1.0, sample_rate: int = UPSTREAM_SAMPLE_RATE) -> None:
-        """sample_rate: of the samples. gain: factor of the samples; samples beyond full scale are clipped."""
+    def __init__(self, target: OutputFormat, gain: float = 1.0, sample_rate: int = UPSTREAM_SAMPLE_RATE, comment: str = "") -> None:
+        """sample_rate: of the samples. gain: factor of the samples; samples beyond full scale are clipped. comment: in the header of a
+        container that has a place for it, all but AAC's; empty: none."""
         self.format = target
         self.sample_rate = sample_rate
         self._gain = np.float32(gain)
@@ -65,7 +66,7 @@ class Encoder:
                 self._codec = av.CodecContext.create(target.codec, "w")
                 self._describe(self._codec)
         else:
-            self._open(target)
+            self._open(target, comment)
         if target.sample_rate != sample_rate or (self._codec is not None and self._frame_format() != "s16"):
             self._resampler = AudioResampler(format=self._frame_format(), layout="mono", rate=target.sample_rate)
         self._is_plain = target.codec == "pcm_s16le" and self._resampler is None  # without FFmpeg's frames: most callers want this one
@@ -115,10 +116,14 @@ class Encoder:
                 self._sink.write(frame.to_ndarray().tobytes())
         return self._sink.take()
 
-    def _open(self, target: OutputFormat) -> None:
+    def _open(self, target: OutputFormat, comment: str) -> None:
         container, codec, container_options, codec_options = _CONTAINERS[target.codec]
+        if comment and target.codec == "mp3":
+            container_options = container_options | {"id3v2_version": "3"}
         # Only the sink's ``write`` is used, so the container cannot seek.
         self._container = av.open(self._sink, "w", format=container, options=container_options)
+        if comment:
+            self._container.metadata["comment"] = comment
         self._codec = self._container.add_stream(codec, rate=target.sample_rate, options=codec_options)
         self._codec.layout = "mono"
         bit_rate = target.bit_rate or _DEFAULT_BIT_RATE.get(target.codec)

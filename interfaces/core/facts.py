@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2
 from bistream.client.asyncio_client import AsyncBistreamClient
 from bistream.client.segments import MAX_CHARS
 from bistream.client.translation import infer_request
-from bistream.contract.audio import UPSTREAM_TOKENS_PER_SECOND, sample_rate_of
+from bistream.contract.audio import UPSTREAM_TOKENS_PER_SECOND, is_marked, sample_rate_of
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.contract.voices import ListedVoice, parse_voices
 
@@ -19,7 +19,7 @@ LIST_INPUT = "is_voice_list"
 @dataclass(frozen=True)
 class ServerFacts:
     """Defaults: of a server that says nothing. languages: as in ``ModelCard``. lists_voices: it tells ``voices``, the default first.
-    max_text_chars: of a session. sample_rate: None: not known yet."""
+    max_text_chars: of a session. sample_rate: None: not known yet. is_marked: its audio has the watermark."""
 
     languages: frozenset[str] = frozenset()
     can_be_instructed: bool = True
@@ -28,6 +28,7 @@ class ServerFacts:
     sample_rate: int | None = None
     tokens_per_second: int = UPSTREAM_TOKENS_PER_SECOND
     voices: tuple[ListedVoice, ...] = ()
+    is_marked: bool = False
 
     def lacks(self, speaker_id: str | None) -> bool:
         return speaker_id is not None and self.lists_voices and all(voice.name != speaker_id for voice in self.voices)
@@ -44,7 +45,7 @@ async def ask_facts(client: AsyncBistreamClient, timeout_s: float) -> ServerFact
     tokens_per_second = int(told.get("tokens_per_second", UPSTREAM_TOKENS_PER_SECOND))
     can_be_instructed = told.get("can_be_instructed", "true") == "true"
     facts = ServerFacts(languages, can_be_instructed, lists_voices, max_chars, sample_rate_of(told), tokens_per_second)
-    return await with_voices(facts, client, timeout_s)
+    return await with_voices(replace(facts, is_marked=is_marked(told)), client, timeout_s)
 
 
 async def with_voices(facts: ServerFacts, client: AsyncBistreamClient, timeout_s: float) -> ServerFacts:

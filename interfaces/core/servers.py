@@ -19,7 +19,7 @@ from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.segments import MAX_CHARS
 from bistream.client.server_errors import NotServedError, UnauthenticatedError, WrongCallError
 from bistream.config import RuntimeConfig
-from bistream.contract.audio import UPSTREAM_SAMPLE_RATE, UPSTREAM_TOKENS_PER_SECOND
+from bistream.contract.audio import SYNTHETIC, UPSTREAM_SAMPLE_RATE, UPSTREAM_TOKENS_PER_SECOND
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.contract.voices import ListedVoice
 from bistream.errors import BistreamError, BusyError, ShuttingDownError
@@ -182,6 +182,11 @@ class Servers:
     def sample_rate(self) -> int:
         """Of the audio of all of them: one with another rate is never chosen."""
         return next((rate for server in self.all if (rate := server.facts.sample_rate)), UPSTREAM_SAMPLE_RATE)
+
+    @property
+    def comment(self) -> str:
+        """Of files of their audio, if any of them marks it."""
+        return SYNTHETIC if any(server.facts.is_marked for server in self.all) else ""
 
     @property
     def tokens_per_second(self) -> int:

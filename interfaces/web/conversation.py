@@ -145,7 +145,7 @@ class Conversation:
                     await utterance.speech.end()
 
     def _open(self, action: Open) -> None:
-        encoder = Encoder(action.format, action.gain, self._service.servers.sample_rate)
+        encoder = Encoder(action.format, action.gain, self._service.servers.sample_rate, self._service.servers.comment)
         try:
             speech = self._service.open(action.voice, self._caller, action.values)
         except BaseException:

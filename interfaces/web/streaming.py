@@ -120,7 +120,7 @@ async def speak(
 ) -> tuple[SpokenText, bytes]:
     """Opens an utterance with its whole text, and waits for its first bytes. receive: of the request, whose body was read; says when the
     client is gone. Raises ``BistreamError``."""
-    encoder = Encoder(target, gain, service.servers.sample_rate)
+    encoder = Encoder(target, gain, service.servers.sample_rate, service.servers.comment)
     try:
         speech = service.open(voice, caller, values)
     except BaseException as error:

@@ -21,7 +21,7 @@ ORDER: tuple[frozenset[str], ...] = tuple(
     audio config metrics store
     checkpoints
     client gpu hops
-    text token2mel mel2wav
+    text token2mel mel2wav watermark
     bicodec
     voice
     text2token token2wav

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import zlib
 
+import av
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -54,6 +56,23 @@ def test_bytes_come_while_the_audio_is_made(target: OutputFormat, first_ms: int,
             came.append(end // 24)
     encoder.finish()
     assert came[1] <= first_ms and max(np.diff(came)) <= gap_ms
+
+
+@pytest.mark.parametrize("codec", [*WAV.values(), "mp3", "opus", "flac"])
+@pytest.mark.parametrize("comment", ["synthetic speech", ""])
+def test_containers_have_a_place_for_the_comment(codec: str, comment: str) -> None:
+    encoder = Encoder(OutputFormat(codec, 48_000 if codec == "opus" else 24_000), comment=comment)
+    with av.open(io.BytesIO(encoder.feed(tone()) + encoder.finish()), "r") as file:
+        stream = file.streams.audio[0]
+        assert {**file.metadata, **stream.metadata}.get("comment", "") == comment
+        assert sum(frame.samples for frame in file.decode(stream)) >= encoder.format.sample_rate * SECONDS
+
+
+@pytest.mark.parametrize("codec", ["aac", "pcm_s16le"])
+def test_others_are_the_same_with_a_comment(codec: str) -> None:
+    made = [Encoder(OutputFormat(codec, 24_000), comment=comment) for comment in ("synthetic speech", "")]
+    one, other = (encoder.feed(tone()) + encoder.finish() for encoder in made)
+    assert one == other
 
 
 @pytest.mark.parametrize("name", ["pcm_8000", "pcm_16000", "pcm_22050", "pcm_44100", "pcm_48000", "ulaw_8000", "alaw_16000"])

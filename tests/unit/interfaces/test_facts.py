@@ -112,6 +112,15 @@ async def test_a_server_with_another_rate_than_the_first_is_never_chosen(server:
             assert servers.choose((), "ben") is servers.all[0] and servers.choose((servers.all[0],)) is None
 
 
+async def test_files_of_a_server_that_marks_say_so_and_others_have_plain_headers(server: ReadyServer) -> None:
+    for watermark, comment in (("on", "synthetic speech"), ("off", "")):
+        server.card = CARD | {"watermark": watermark}
+        async with known(server) as servers:
+            assert servers.comment == comment
+        with running(server.address, voices=VoiceStore()) as front:
+            assert (b"synthetic speech" in speech(front, response_format="wav")[2]) == bool(comment)
+
+
 async def test_several_servers_offer_what_any_of_them_has_and_the_one_that_has_it_is_chosen(server: ReadyServer) -> None:
     with reading() as other:
         other.voices = (NORA, ListedVoice("ben", REGISTERED))
