@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """How large the step of pitch and energy is where one turn ends and the next one begins, and what the words of the next one become.
 
-Every pair of neighbouring sentences (``bistream/evaluation/sentences/paragraphs.jsonl``) is spoken in three forms, each with the whole text
-at once and word by word: as one utterance, as two turns that know nothing of each other, and as two turns of which the second continues the
-first. In this process, on a processor; what is heard does not depend on the load.
+Every pair of neighbouring sentences (``bistream/evaluation/sentences/paragraphs.jsonl``) is spoken as one utterance; and, with the whole
+text at once and word by word, as two turns that know nothing of each other, and as two turns of which the second continues the first. In
+this process, on a processor: what is heard does not depend on the load.
 
 Pitch: the best lag of the normalised autocorrelation of frames of 40 ms every 10 ms, 60 to 400 Hz; frames below 0.5, or 25 dB below the
 loudest one, have none. A step is the median of the first 0.4 s of pitch in the second sentence over that of the last 0.4 s in the first, in
@@ -19,7 +19,8 @@ import argparse
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ FRAME_S, HOP_S, EDGE_S = 0.04, 0.01, 0.4
 LOWEST_HZ, HIGHEST_HZ = 60.0, 400.0
 VOICED, QUIET_DB = 0.5, -25.0
 LAYOUTS = ("whole", "pieces")
+ONE = "one utterance"
 
 
 def pairs(count: int) -> list[tuple[str, str]]:
@@ -113,12 +115,11 @@ class Turns:
 
 
 def spoken(turns: Turns, texts: tuple[str, str], layout: str, seed: int) -> dict[str, tuple[FloatArray, FloatArray]]:
-    """Both sentences in every form."""
+    """Both sentences as two turns."""
     first_id, first = turns.say(texts[0], layout, seed)
     _, continued = turns.say(texts[1], layout, seed + 1, continues=first_id)
     _, alone = turns.say(texts[1], layout, seed + 1)
-    _, together = turns.say(" ".join(texts), layout, seed)
-    return {"one utterance": divided(together, texts, turns.rate), "alone": (first, alone), "continued": (first, continued)}
+    return {f"{layout}, alone": (first, alone), f"{layout}, continued": (first, continued)}
 
 
 def summary(found: Sequence[tuple[float, float]], one: Sequence[tuple[float, float]]) -> dict[str, float]:
@@ -129,44 +130,54 @@ def summary(found: Sequence[tuple[float, float]], one: Sequence[tuple[float, flo
         values |= {
             f"{name}_mean": round(float(here.mean()), 2),
             f"{name}_mean_size": round(float(np.abs(here).mean()), 2),
-            f"{name}_sd": round(float(here.std(ddof=1)), 2),
             f"{name}_from_one_utterance": round(float(np.abs(here - there).mean()), 2),
         }
     return values
 
 
-def measured(turns: Turns, count: int, seeds: int, folder: Path) -> Iterator[tuple[str, dict[str, Any], list[tuple[str, str, Path]]]]:
-    """Of each layout: metrics by form, and the second sentences to be judged: form, text, file."""
-    for layout in LAYOUTS:
-        found: dict[str, list[tuple[float, float]]] = {}
-        sounds, joined, total = [], 0, 0
-        for number, texts in enumerate(pairs(count) * seeds):
-            forms = spoken(turns, texts, layout, seed=100 * number)
-            total, joined = total + 1, joined + (not np.array_equal(forms["alone"][1], forms["continued"][1]))
-            for form, (_, second) in forms.items():
-                path = folder / f"{layout}-{form.replace(' ', '-')}-{number}.wav"
-                soundfile.write(path, second, turns.rate)
-                sounds.append((form, texts[1], path))
-            made = {form: steps(first, second, turns.rate) for form, (first, second) in forms.items()}
-            if all(made.values()):
-                for form, pair in made.items():
-                    found.setdefault(form, []).append(pair or (0.0, 0.0))
-        metrics = {form: {"pairs": len(pairs_), **summary(pairs_, found["one utterance"])} for form, pairs_ in found.items()}
-        yield layout, {"spoken": total, "joined": joined, "forms": metrics}, sounds
+class Results:
+    """Of all pairs so far, by form. A pair counts for the steps where each form has pitch on both sides."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, list[tuple[float, float]]] = {}
+        self._errors: dict[str, list[int]] = {}
+        self._joined: dict[str, list[bool]] = {layout: [] for layout in LAYOUTS}
+
+    def add(self, forms: dict[str, tuple[FloatArray, FloatArray]], rate: int) -> None:
+        made = {form: steps(first, second, rate) for form, (first, second) in forms.items()}
+        for form, pair in made.items():
+            if pair is not None and all(made.values()):
+                self._steps.setdefault(form, []).append(pair)
+        for layout, joined in self._joined.items():
+            joined.append(not np.array_equal(forms[f"{layout}, alone"][1], forms[f"{layout}, continued"][1]))
+
+    def add_words(self, form: str, wanted: str, heard: str) -> None:
+        compared = compare(wanted, heard)
+        counts = self._errors.setdefault(form, [0, 0])
+        counts[0] += compared.errors
+        counts[1] += compared.units
+
+    def metrics(self) -> dict[str, Any]:
+        joined = {layout: f"{sum(one)} of {len(one)}" for layout, one in self._joined.items()}
+        forms = {form: {"pairs": len(found), **summary(found, self._steps[ONE])} for form, found in self._steps.items()}
+        return {"joined": joined, "forms": forms, "word_errors": {form: f"{one} of {all_}" for form, (one, all_) in self._errors.items()}}
 
 
-def judged(sounds: Sequence[tuple[str, str, Path]], python: Path) -> dict[str, str]:
-    """Word errors of the second sentences, by form."""
-    errors: dict[str, list[int]] = {}
-    with JudgeProcess(JudgeChoice("whisper", "tiny.en"), python) as judge:
-        if judge.unavailable:
-            raise SystemExit(f"The judge cannot work: {judge.unavailable}")
-        for form, text, path in sounds:
-            compared = compare(text, judge.judge(path, text, "en")["heard"])
-            counts = errors.setdefault(form, [0, 0])
-            counts[0] += compared.errors
-            counts[1] += compared.units
-    return {form: f"{wrong} of {words}" for form, (wrong, words) in errors.items()}
+def measure(turns: Turns, options: argparse.Namespace, folder: Path, judge: JudgeProcess | None) -> None:
+    """The result so far is reported after every pair."""
+    results = Results()
+    for number, texts in enumerate(pairs(options.pairs)):
+        _, together = turns.say(" ".join(texts), LAYOUTS[0], seed=100 * number)
+        forms = {ONE: divided(together, texts, turns.rate)}
+        for layout in LAYOUTS:
+            forms |= spoken(turns, texts, layout, seed=100 * number)
+        results.add(forms, turns.rate)
+        for form, (_, second) in forms.items():
+            path = folder / f"{form.replace(', ', '-').replace(' ', '-')}-{number}.wav"
+            soundfile.write(path, second, turns.rate)
+            if judge is not None:
+                results.add_words(form, texts[1], judge.judge(path, texts[1], "en")["heard"])
+        report("continues", vars(options), results.metrics(), options.out)
 
 
 def main() -> None:
@@ -174,22 +185,20 @@ def main() -> None:
     parser.add_argument("--model-dir", default="assets/voice")
     parser.add_argument("--speaker-id", default="nora")
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--seeds", type=int, default=1, help="how often each pair is spoken, with other seeds")
-    parser.add_argument("--judges-python", type=Path, help="of the environment of `bash run.sh judges`; absent: words are not judged")
-    parser.add_argument("--keep", type=Path, help="folder for the second sentences; absent: they are not kept")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--judges-python", help="of the environment of `bash run.sh judges`; absent: words are not judged")
+    parser.add_argument("--keep", help="folder for the second sentences; absent: they are not kept")
+    parser.add_argument("--out")
     options = parser.parse_args()
-    config = RuntimeConfig(model_dir=options.model_dir, max_sessions=2)
-    metrics: dict[str, Any] = {}
-    with LocalPipeline(config) as pipeline, tempfile.TemporaryDirectory() as scratch:
-        folder = options.keep or Path(scratch)
+    with ExitStack() as stack:
+        folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
-        turns = Turns(pipeline, VoiceChoice(speaker_id=options.speaker_id))
-        for layout, found, sounds in measured(turns, options.pairs, options.seeds, folder):
-            metrics[layout] = found
-            if options.judges_python is not None:
-                metrics[layout]["word_errors"] = judged(sounds, options.judges_python)
-    report("continues", vars(options), metrics, options.out)
+        judge = None
+        if options.judges_python is not None:
+            judge = stack.enter_context(JudgeProcess(JudgeChoice("whisper", "tiny.en"), Path(options.judges_python)))
+            if judge.unavailable:
+                raise SystemExit(f"The judge cannot work: {judge.unavailable}")
+        pipeline = stack.enter_context(LocalPipeline(RuntimeConfig(model_dir=options.model_dir, max_sessions=2)))
+        measure(Turns(pipeline, VoiceChoice(speaker_id=options.speaker_id)), options, folder, judge)
 
 
 if __name__ == "__main__":
