@@ -195,16 +195,17 @@ class LocalPipeline:
         options: GenerationOptions = DEFAULT_OPTIONS,
         is_whole: bool = False,
         speed: float = 1.0,
+        session_id: str | None = None,
     ) -> Iterator[AudioChunk]:
         """One bidirectional session: a separate thread consumes the pieces as they come, and audio is yielded as it is produced.
 
         is_whole: the pieces are the whole text and go in as one request, which uses the uni-stream layout. Leaving the iteration
-        early cancels the session. Raises ``BistreamError``, and any exception of ``pieces``.
+        early cancels the session. session_id: for ``options.continues`` of a later one. Raises ``BistreamError``, and what ``pieces`` does.
         """
         if is_whole:
             whole = b"".join(map(to_bytes, pieces))
-            return self._stream(_start(whole, None, True, voice, options, speed), ())
-        return self._stream(_start(b"", uuid.uuid4().hex, False, voice, options, speed), pieces)
+            return self._stream(_start(whole, session_id, True, voice, options, speed), ())
+        return self._stream(_start(b"", session_id or uuid.uuid4().hex, False, voice, options, speed), pieces)
 
     def convert(
         self,
@@ -220,7 +221,7 @@ class LocalPipeline:
 
     def _stream(self, start: BistreamRequest, pieces: Iterable[str | bytes]) -> Iterator[AudioChunk]:
         sender = QueueSender()
-        feeder = _Feeder(self._orchestrator, start.session_id, pieces)
+        feeder = _Feeder(self._orchestrator, None if start.is_end else start.session_id, pieces)
         self._orchestrator.handle(start, sender)
         feeder.start()
         try:

@@ -13,6 +13,7 @@ from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError, BusyError, EngineError, SessionTimeoutError, ShuttingDownError
 from gateway.admission import Admission, Caller, host_of
 from gateway.budget import Budget, InputBudget
+from gateway.earlier import EarlierIds
 from gateway.keys import Keys
 from gateway.messages import request_bytes
 from gateway.metrics import Metrics
@@ -59,7 +60,9 @@ class Gate:
         self._keys = keys
         self.input_budget = InputBudget(settings.limits.max_input_bytes)
         self.output_budget = Budget(settings.limits.max_output_bytes)
-        self._around = SessionSurroundings(settings.limits, clock, self._on_session_end, self._count_error, self._loss, self.output_budget)
+        self._around = SessionSurroundings(
+            settings.limits, clock, self._on_session_end, self._count_error, self._loss, self.output_budget, EarlierIds(clock)
+        )
         self.streams: set[OpenStream] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls = 0  # unary ones under way

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
+from bistream.contract.checks import check_session_secret
+from bistream.contract.fields import SESSION_SECRET_PARAMETER
 from bistream.contract.refusals import format_error
 from bistream.errors import BistreamError, InvalidInputError
 from gateway.requests import FrontModelRequest, Tensor, check_request_id, checked_request, contract_of, served_name
@@ -50,7 +53,11 @@ def read_request(message: Any, limits: GateLimits) -> FrontModelRequest:
     outputs = [output.name for output in message.outputs] if message.outputs else ()
     for output in message.outputs:
         _check_parameters(output)
-    return checked_request(model, message.id, _tensors(message), outputs, wants_empty_final(message), limits)
+    request = checked_request(model, message.id, _tensors(message), outputs, wants_empty_final(message), limits)
+    if SESSION_SECRET_PARAMETER not in message.parameters:
+        return request
+    check_session_secret(secret := message.parameters[SESSION_SECRET_PARAMETER].string_param)
+    return replace(request, secret=secret)
 
 
 def _tensors(message: Any) -> Iterator[Tensor]:

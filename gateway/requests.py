@@ -36,13 +36,14 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FrontModelRequest:
-    """A request whose form is right. tensors: by name. outputs: those asked for; empty is all."""
+    """A request whose form is right. tensors: by name. outputs: those asked for; empty is all. secret: ``session_secret``."""
 
     model: str
     request_id: str
     tensors: dict[str, Tensor]
     outputs: tuple[str, ...]
     wants_empty_final: bool
+    secret: str | None = None
 
     def data(self, name: str) -> bytes:
         """The bytes of a [1, 1] BYTES input; empty when absent."""

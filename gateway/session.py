@@ -21,6 +21,7 @@ from bistream.contract.refusals import came_late
 from bistream.errors import BistreamError, CancelledError, EngineError, InvalidInputError
 from gateway.admission import Caller
 from gateway.budget import Budget
+from gateway.earlier import EarlierIds, owner_of
 from gateway.messages import audio_bytes, is_final
 from gateway.requests import FrontModelRequest
 from gateway.session_stream import SessionStream
@@ -89,6 +90,7 @@ class SessionSurroundings:
     count_error: Callable[[BistreamError, bool], None]
     loss: Callable[[str], BistreamError]
     output_budget: Budget
+    earlier: EarlierIds
 
 
 class Session:
@@ -104,6 +106,7 @@ class Session:
         self.client_id = start.session_id
         self.model = start.model
         self.error: BistreamError | None = None  # that ended it early
+        self._continued_by = owner_of(owner, caller, start)
         self.unread_bytes = 0  # of audio, on its way to the client
         self._stream = SessionStream(stream, start.model, self._on_response)
         self._around = around
@@ -127,7 +130,7 @@ class Session:
         """Pass a request on; its answers go to ``listener``. Waits while Triton has no room. Raises ``BistreamError``."""
         if self._is_over:
             raise self.end_error()
-        request = self._without_recordings(request) if self._count else request
+        request = self._without_recordings(request) if self._count else self._around.earlier.translated(self._continued_by, request)
         self._take_text(request)
         request_id = str(self._count)
         self._count += 1
@@ -286,6 +289,8 @@ class Session:
     def _end(self) -> None:
         if not self._is_over:
             self._is_over = True
+            if self.error is None:
+                self._around.earlier.add(self._continued_by, self.client_id, self._stream.own_id)
             self._around.on_end(self)
 
     def _loss(self) -> BistreamError:

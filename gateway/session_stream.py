@@ -11,12 +11,12 @@ the next message would be parsed as the rest of a truncated one, and nobody has 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
 
 from bistream.contract.fields import COSYVOICE2_BISTREAM
+from gateway.earlier import new_id
 from gateway.messages import request_bytes
-from gateway.requests import FrontModelRequest, bytes_tensor, cancel_request
+from gateway.requests import FrontModelRequest, Tensor, bytes_tensor, cancel_request
 from gateway.upstream import UpstreamStream
 
 CANCEL = "cancel"  # the id towards Triton of the request that ends a session early
@@ -31,7 +31,7 @@ class SessionStream:
         """consumer: takes every response as it comes, and raises nothing."""
         self._stream = stream
         self._model = model
-        self._own_id = bytes_tensor("session_id", secrets.token_hex(16).encode("ascii"))
+        self.own_id = new_id()
         self._takes_id = model == COSYVOICE2_BISTREAM.name
         self._consumer = consumer
         self._turn = asyncio.Lock()  # of the messages that wait for room, first come, first served
@@ -43,7 +43,7 @@ class SessionStream:
 
     async def write(self, request: FrontModelRequest, request_id: str) -> None:
         """Returns when there is room for more. Raises ``UpstreamLost``. Who no longer waits for it does not take it back."""
-        tensors = {**request.tensors, "session_id": self._own_id} if self._takes_id else request.tensors
+        tensors = {**request.tensors, "session_id": self._own_id()} if self._takes_id else request.tensors
         await asyncio.shield(self._send(request_bytes(request, request_id, tensors)))
 
     async def receive(self) -> None:
@@ -67,7 +67,7 @@ class SessionStream:
             return
         if is_unanswered:
             request = cancel_request(self._model)
-            self._send(request_bytes(request, CANCEL, {**request.tensors, "session_id": self._own_id}))
+            self._send(request_bytes(request, CANCEL, {**request.tensors, "session_id": self._own_id()}))
         self.finish()
 
     def limit_time(self) -> None:
@@ -84,6 +84,9 @@ class SessionStream:
     def _on_response(self, data: bytes) -> None:
         self._moved()
         self._consumer(data)
+
+    def _own_id(self) -> Tensor:
+        return bytes_tensor("session_id", self.own_id.encode("ascii"))
 
     def _moved(self) -> None:
         self._moved_at = asyncio.get_running_loop().time()

@@ -68,8 +68,8 @@ class _Attempt:
 class SessionExchange:
     """is_over: the session has ended, ``failure`` says why (None: normally). heard: the answer to a cancel."""
 
-    def __init__(self, session_id: str, known: KnownVoices | None, voice_hash: str | None) -> None:
-        """voice_hash: of the recording that the start carries."""
+    def __init__(self, session_id: str, known: KnownVoices | None, voice_hash: str | None, secret: str) -> None:
+        """voice_hash: of the recording that the start carries. secret: of the client, whose later sessions may continue this one."""
         self.session_id = session_id
         self.started_at = self.last_event_at = time.monotonic()
         self.text_ended_at: float | None = None
@@ -82,7 +82,7 @@ class SessionExchange:
         self._request_count = 0
         self._stale_pieces = 0  # of a refused start, not answered yet
         # Whoever guesses the id cannot reach this session; the server keeps it apart from one with another secret.
-        self._secret = uuid.uuid4().hex
+        self._secret = secret
         self._start_request_id = f"{session_id}.0"
 
     def start(self, values: dict[str, Any]) -> Request:

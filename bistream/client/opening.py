@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -56,7 +57,12 @@ class SessionStarts(ABC, Generic[Session]):
             start["reference_wav_len"] = len(reference_wav)
             if self.known_voices is not None:  # its hash may replace it; without a transcript that of an empty one
                 voice_hash = reference_hash(reference_wav, start.get("reference_text", ""))
-        return self._open(SessionExchange(session_id or uuid.uuid4().hex, self.known_voices, voice_hash), start)
+        return self._open(SessionExchange(session_id or uuid.uuid4().hex, self.known_voices, voice_hash, self._secret), start)
+
+    @cached_property
+    def _secret(self) -> str:
+        """By which a server without API keys knows the sessions of this client."""
+        return uuid.uuid4().hex
 
 
 def later_piece(piece: str | bytes, is_end: bool, speed: float | None) -> dict[str, Any]:

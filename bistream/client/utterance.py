@@ -58,8 +58,10 @@ class Pacing:
 class Utterance:
     """``push_text``, ``flush``, ``end_text`` at any time; iterate once for the audio; ``cancel`` or ``close`` ends it in any state."""
 
-    def __init__(self, client: AsyncBistreamClient, speaker: Speaker, pacing: Pacing | None = None) -> None:
+    def __init__(self, client: AsyncBistreamClient, speaker: Speaker, pacing: Pacing | None = None, continues: str | None = None) -> None:
+        """continues: a session of this client, such as the one that spoke the end of the turn before (its ``spoken``)."""
         self.text = ""  # all of it so far
+        self.spoken = continues  # the last session that has spoken all of its text; what follows a flush or a pause continues it
         self.heard: Heard | None = None  # after ``cancel``: as of a session, in characters of the utterance
         self._client = client
         self._speaker = speaker
@@ -187,7 +189,7 @@ class Utterance:
         if self._closed.is_set():
             return
         start: dict[str, Any] = self._speaker.arguments()
-        session = self._client.start(text=segment.text, is_end=segment.is_ended, **start)
+        session = self._client.start(text=segment.text, is_end=segment.is_ended, continues=self.spoken, **start)
         if (timeout_s := self._pacing.answer_timeout_s) is not None and self._pacing.speak_after_s > 0:
             session.silence_timeout_s = max(timeout_s, 2 * self._pacing.speak_after_s)  # a pause of the text is no silence of the server
         try:
@@ -195,6 +197,7 @@ class Utterance:
                 segment.session = session  # from here on pieces go to it directly
                 async for chunk in session:
                     yield chunk
+                self.spoken = session.session_id
         finally:
             segment.session = None
 

@@ -188,7 +188,7 @@ INPUTS = (
         "continues",
         "BYTES",
         (_FRONT, _LM),
-        "with the start: the id of the session that this one continues, in the form of `session_id`; has no effect yet",
+        "with the start: the `session_id` of an earlier session of this caller, whose [melody goes on](#the-melody-goes-on)",
         check=checks.check_continues,
         is_start_only=True,
     ),

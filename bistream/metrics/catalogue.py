@@ -124,6 +124,11 @@ LM_RUNAWAYS = _counter(
     kind=("loop", "stuck", "no_end"),
     outcome=("redrawn", "ended"),
 )
+LM_CONTINUED = _counter(
+    "lm_continued_sessions_total",
+    "Sessions that name an earlier one: its last sentence joined the prompt, was left out as too long, or is not known",
+    outcome=("joined", "left_out", "unknown"),
+)
 REJECTED_STOPS = _counter("lm_rejected_stops_total", "Stop ids that were not allowed, so the turn asked again (engine tensorrt_llm)")
 
 # token2wav

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,11 +57,11 @@ class LanguageModelClient:
         self.unknown_since: float | None = None  # when it said that the session has ended, which the reader should hear at once
         self.is_delivering = False  # at most one call at a time
 
-    async def start(self, prompt: VoicePrompt, tells_speaker: bool = False) -> None:
+    async def start(self, prompt: VoicePrompt, tells_speaker: bool = False, continues: str | None = None) -> None:
         """The start carries the text of the first request alone: whether that is the whole text decides the layout, which must not
         depend on text that arrived while the voice was being prepared.
 
-        tells_speaker: the model is told who speaks, in the numbers of the voice.
+        tells_speaker: the model is told who speaks, in the numbers of the voice. continues: as the model calls that session.
         """
         session = self._session
         session.own(LANGUAGE_MODEL, lambda: self._port.cancel(session.port_id))
@@ -68,10 +69,9 @@ class LanguageModelClient:
         start = session.start
         told = language_prompt(prompt, start.options.instruct_text, start.is_cross_lingual)
         speaker = prompt.speaker_tokens if tells_speaker else np.zeros(0, np.int32)
+        options = replace(start.options, continues=continues)
         await self._port.start(
-            LanguageModelStart(
-                session.port_id, start.text, start.is_end, told.prompt_text, told.prompt_speech_tokens, start.options, speaker
-            )
+            LanguageModelStart(session.port_id, start.text, start.is_end, told.prompt_text, told.prompt_speech_tokens, options, speaker)
         )
         self._accepts_text = True
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import cached_property
 
 from bistream.config import RuntimeConfig
 from bistream.families.audio_format import AudioFormat
 from bistream.families.family import Family
 from bistream.hops.policy import HopPolicy
+from bistream.sessions.earlier_speech import EarlierSpeech
 from bistream.sessions.event_loop import EventLoop
 from bistream.sessions.ports import Ports
 from bistream.sessions.session_record import SessionMetrics
@@ -29,6 +31,10 @@ class Services:
     helpers: Executor
     clock: Callable[[], float]
     metrics: SessionMetrics
+
+    @cached_property
+    def earlier(self) -> EarlierSpeech:
+        return EarlierSpeech(self.clock)
 
     @property
     def audio_format(self) -> AudioFormat:

@@ -112,6 +112,7 @@ class SessionRun:
             await self._send(silence, is_last=True)  # its text has nothing to speak
         if not session.has_ended:
             session.advance(SessionState.CLOSED)
+            self._services.earlier.add(session, prompt)
             self._on_ended(self)
 
     async def _analysed(self, ask: Callable[[SessionStart], Requested[Result]]) -> Result | None:
@@ -202,7 +203,7 @@ class SessionRun:
     async def _read(self, prompt: VoicePrompt) -> None:
         try:
             with self._ending_with_its_error():
-                await self._link.start(prompt, self._services.family.tells_speaker)
+                await self._link.start(prompt, self._services.family.tells_speaker, self._services.earlier.named_by(self.session, prompt))
                 self._deliver_what_is_due(self._services.clock())
                 await self._link.read(lambda: self._pacing.wanted_tokens(self._services.clock()))
         finally:

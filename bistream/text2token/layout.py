@@ -31,6 +31,19 @@ class Turn:
     restarts: bool = False
 
 
+@dataclass(frozen=True)
+class Anchor:
+    """A text and the speech of it, in ``TokenSpace`` numbering, that a later sequence may continue. The speech has ended by itself, so the
+    two belong together exactly."""
+
+    text: Sequence[int]
+    speech: Sequence[int]
+
+    @property
+    def count(self) -> int:
+        return len(self.text) + len(self.speech)
+
+
 class TokenLayout(Protocol):
     """One session's sequence. ``next_turn`` and ``turn_ended`` alternate; text may arrive at any time before ``end_text``."""
 
@@ -74,6 +87,14 @@ class TokenLayout(Protocol):
 
     def turn_ended(self, ids: Sequence[int], result: TurnResult) -> None:
         """``ids``: those that the turn yielded. Raises ``EngineError`` for an id that the turn did not allow."""
+
+
+class SessionLayout(TokenLayout, Protocol):
+    """Of a whole session."""
+
+    @property
+    def anchor(self) -> Anchor | None:
+        """What was spoken last, where it ended by itself. Read it once the session has ended."""
 
 
 class LayoutState:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from bistream.text2token.engine import TurnResult
-from bistream.text2token.layout import TokenLayout, Turn
+from bistream.text2token.layout import Anchor, SessionLayout, Turn
 from bistream.types import FinishReason
 
 
@@ -25,11 +25,11 @@ class Break(NamedTuple):
 
 
 class PartedLayout:
-    """A ``layout.TokenLayout``. make: the layout of a part."""
+    """A ``layout.SessionLayout``. make: the layout of a part. first: of the first one, where it is another."""
 
-    def __init__(self, make: Callable[[], TokenLayout]) -> None:
+    def __init__(self, make: Callable[[], SessionLayout], first: SessionLayout | None = None) -> None:
         self._make = make
-        self._part = make()
+        self._part = first or make()
         self._later: deque[list[int] | Break] = deque()  # behind the part: text ids and breaks, of which one is the first
         self._text_ended = self._is_later = self._has_begun = self._restarts = False
         self._text_before = self._speech_before = self._speech_of_text_before = 0  # of the parts before
@@ -46,6 +46,11 @@ class PartedLayout:
         if self._later:
             return None
         return FinishReason.EOS if self._text_ended and not self._part.num_text_pushed else reason
+
+    @property
+    def anchor(self) -> Anchor | None:
+        """Of the last part."""
+        return None if self._later else self._part.anchor
 
     @property
     def num_text_used(self) -> int:

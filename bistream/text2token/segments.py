@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from bistream.text2token.cut_places import CutPlaces, Place
 from bistream.text2token.engine import TurnResult
-from bistream.text2token.layout import TokenLayout, Turn
+from bistream.text2token.layout import Anchor, TokenLayout, Turn
 from bistream.text2token.speech_lengths import SpeechLengths
 from bistream.types import FinishReason
 
@@ -139,15 +139,24 @@ class LaterSegments:
 
 
 class SegmentedLayout:
-    """``layout.Layout`` of a session, made of one layout for each segment. A turn that ``restarts`` needs a new sequence."""
+    """``layout.SessionLayout`` of a session, made of one layout for each segment. A turn that ``restarts`` needs a new sequence."""
 
-    def __init__(self, first: TokenLayout, limits: SegmentLimits, places: CutPlaces, lengths: SpeechLengths, make_next: MakeNext) -> None:
+    def __init__(
+        self,
+        first: TokenLayout,
+        limits: SegmentLimits,
+        places: CutPlaces,
+        lengths: SpeechLengths,
+        make_next: MakeNext,
+        first_limits: SegmentLimits | None = None,
+    ) -> None:
+        """first_limits: of the first segment, where it continues an anchor; None: the same."""
         self._current = first
         self._limits = limits
         self._places = places
         self._lengths = lengths
         self._make_next = make_next
-        self._first: FirstSegment | None = FirstSegment(limits)  # None: more text belongs to later ones
+        self._first: FirstSegment | None = FirstSegment(first_limits or limits)  # None: more text belongs to later ones
         self._later = LaterSegments(limits)
         self._whole: deque[list[int]] = deque()  # later segments that are complete
         self._text_ended = False
@@ -167,6 +176,10 @@ class SegmentedLayout:
         if reason in (None, FinishReason.CANCELLED, FinishReason.ERROR) or self._first is not None:
             return reason
         return None if self._whole or self._later.ids or not self._text_ended else reason
+
+    @property
+    def anchor(self) -> Anchor | None:
+        return Anchor(self._text, self._speech) if self._current.finish_reason is FinishReason.EOS else None
 
     @property
     def num_text_used(self) -> int:
@@ -230,14 +243,13 @@ class SegmentedLayout:
 
     def _begin_next(self) -> None:
         before = self._current
-        anchor: tuple[list[int], list[int]] = ([], [])
-        following = self._whole.popleft()
-        if before.finish_reason is FinishReason.EOS and self._limits.fits(len(self._speech), self._lengths.ordinary(following)):
-            anchor = (self._text, self._speech)
+        following, anchor = self._whole.popleft(), self.anchor
+        if anchor is None or not self._limits.fits(len(self._speech), self._lengths.ordinary(following)):
+            anchor = Anchor((), ())
         self.num_text_ended += before.num_text_pushed
         self._num_speech_ended += before.num_speech
         self._num_speech_of_text_ended += before.num_speech_of_text
         self._text, self._speech = following, []
-        self._current = self._make_next(*anchor)
+        self._current = self._make_next(anchor.text, anchor.speech)
         self._current.push_text(self._text)
         self._current.end_text()

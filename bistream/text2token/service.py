@@ -51,6 +51,7 @@ from bistream.text2token.runaway import KINDS, Runaway
 from bistream.text2token.sequence_series import OUTCOMES, Outcome, SequenceSeries
 from bistream.text2token.session_layout import SessionLayouts
 from bistream.text2token.silence import SilenceThinning
+from bistream.text2token.spoken_before import SpokenBefore
 from bistream.text2token.text_session import MessageSink, TextSession
 from bistream.types import GenerationOptions, IntArray
 
@@ -104,8 +105,9 @@ class SpeechTokenService:
         self._sessions: dict[str, TextSession] = {}
         self._ended = EndedSessions()
         self._runaway_window = round(config.runaway_s * sizes.tokens_per_second)
-        runaways = recorder or Recorder()
-        self._runaways = {(kind, outcome): runaways.counter(LM_RUNAWAYS, kind, outcome) for kind in KINDS for outcome in OUTCOMES}
+        counters = recorder or Recorder()
+        self._spoken_before = SpokenBefore(self._layouts, clock, counters)
+        self._runaways = {(kind, outcome): counters.counter(LM_RUNAWAYS, kind, outcome) for kind in KINDS for outcome in OUTCOMES}
         self._changed = threading.Condition()  # guards _sessions, _ended and _draining
         self._draining = False
         self._stopped = threading.Event()
@@ -138,9 +140,13 @@ class SpeechTokenService:
             error.session_id = session_id
             raise
 
+        first = self._spoken_before.beginning(prompt, request.is_end, request.options.continues)
+
         def make_parts(num_text: int) -> tuple[PartedLayout, SequenceSeries]:
-            max_ids = self._layouts.positions(prompt, num_text, request.is_end)
-            layout = PartedLayout(partial(self._layouts.make, prompt, request.is_end, max_ids))
+            max_ids = self._layouts.positions(prompt, num_text, request.is_end, first)
+            make = partial(self._layouts.make, prompt, request.is_end, max_ids)
+            layout = PartedLayout(make, make(first))
+            self._spoken_before.begun(session_id, layout)
             return layout, SequenceSeries(self._parts.engine, session_id, spec, max_ids, (self._runaway_window, self._count_runaway))
 
         limits = (self._config.max_text_chars, self._config.session_idle_timeout_s)
@@ -269,6 +275,7 @@ class SpeechTokenService:
         with self._changed:
             if self._sessions.get(session.session_id) is session:
                 del self._sessions[session.session_id]
+                self._spoken_before.ended(session.session_id, is_finished=session.end_error is None)
                 if session.end is not None:
                     self._ended.add(session.session_id, session.end_error)
             self._changed.notify_all()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from bistream.errors import BistreamError, ShuttingDownError, UnknownSpeakerError
 from interfaces.core.caller import Caller
+from interfaces.core.earlier import EarlierUtterances
 from interfaces.core.errors import NO_SERVER, UnreachableError
 from interfaces.core.quiet_log import Lines, QuietLog
 from interfaces.core.record import Ending, SpeechRecord, log_line
@@ -80,6 +81,7 @@ class SpeechService:
         self.log = QuietLog(logger)
         self._lines = Lines(LINES_WITHOUT_AUDIO)
         self._open: set[Speech] = set()
+        self._earlier = EarlierUtterances()
         self._places = Places("utterances", limits.max_speeches, limits.share)
         self._all_closed = asyncio.Event()
         self._all_closed.set()
@@ -97,7 +99,8 @@ class SpeechService:
             raise ShuttingDownError("The gateway is shutting down and takes no new requests; connect to another one.")
 
     def open(self, voice: str, caller: Caller, values: Values | None = None, speak_after_s: float | None = None) -> Speech:
-        """voice: a name, empty for the default. values: as ``SpeechOptions``. speak_after_s: None for the setting.
+        """voice: a name, empty for the default. values: as ``SpeechOptions``; ``continues`` is a name of ``EarlierUtterances.find``, and no
+        utterance of this caller is as none. speak_after_s: None for the setting.
 
         Raises ``BistreamError``: draining, a limit, an unknown voice, a value out of range.
         """
@@ -114,7 +117,8 @@ class SpeechService:
             self._ended(refused, caller, 0)
             raise
         known, warnings = self._taken_by_servers({"text_normalization": self.text_normalization, **(values or {})})
-        options = SpeechOptions(known, self.speak_after_s if speak_after_s is None else speak_after_s, warnings)
+        earlier = self._earlier.find(caller, str(known.pop("continues", "")))
+        options = SpeechOptions(known, self.speak_after_s if speak_after_s is None else speak_after_s, warnings, earlier)
         speech = Speech(self.servers, found, options, self.limits.max_text_chars, lambda: self._closed(speech, caller), caller.trace)
         self._open.add(speech)
         self._all_closed.clear()
@@ -160,6 +164,8 @@ class SpeechService:
     def _closed(self, speech: Speech, caller: Caller) -> None:
         self._open.discard(speech)
         self._places.give_back(caller.holders)
+        if speech.spoken is not None:
+            self._earlier.add(caller, speech.text_end, speech.spoken)
         self._ended(speech.record, caller, speech.characters)
         if not self._open:
             self._all_closed.set()

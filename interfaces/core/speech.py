@@ -19,6 +19,7 @@ from bistream.client.exchange import Chunk, silent_chunk
 from bistream.client.pause_timer import PauseTimer
 from bistream.client.segments import Segment, Segments, room_in
 from bistream.errors import BistreamError, CancelledError, InvalidInputError
+from interfaces.core.earlier import EarlierSession
 from interfaces.core.errors import UnreachableError
 from interfaces.core.record import Ending, SpeechRecord
 from interfaces.core.servers import Server, Servers, as_answer, may_go_elsewhere
@@ -27,6 +28,7 @@ from interfaces.core.trace import Trace
 from interfaces.core.values import Values
 from interfaces.core.voice import Voice
 
+KEPT_CHARS = 256
 _OVER = "The utterance is over; start another one for more text."
 
 
@@ -51,6 +53,7 @@ class SpeechOptions:
     values: Values = field(default_factory=dict)
     speak_after_s: float = 0.0  # 0: only what a flush or the end asks for
     warnings: tuple[str, ...] = ()  # sentences about what the client asked for and does not get
+    continues: EarlierSession | None = None
 
 
 class Speech:
@@ -68,6 +71,8 @@ class Speech:
         self.voice = voice
         self.trace = trace or Trace()
         self.record = SpeechRecord()
+        self.text_end = ""  # the last characters that came
+        self.spoken: EarlierSession | None = None  # the last one that has spoken all of its text; what follows a flush or a pause goes on
         self._servers = servers
         self._options = options
         self._max_text_chars = max_text_chars
@@ -99,6 +104,7 @@ class Speech:
         if self._joiner.received + len(piece) > self._max_text_chars:
             raise InvalidInputError(f"The text is longer than {self._max_text_chars} characters; split it into several requests.")
         self.record.on_text()
+        self.text_end = (self.text_end + piece)[-KEPT_CHARS:]
         self._add(self._joiner.push(piece))
         self._time_pause()
 
@@ -204,12 +210,17 @@ class Speech:
         server.open_sessions += 1
         try:
             # Nothing waits from here to the assignment: a piece is in the text of the start, or is pushed.
-            session = server.session(self.trace, self.voice, segment.text, segment.is_ended, self._options.values)
+            values = dict(self._options.values)
+            earlier = self.spoken or self._options.continues
+            if earlier is not None and earlier.server is server:
+                values["continues"] = earlier.session_id
+            session = server.session(self.trace, self.voice, segment.text, segment.is_ended, values)
             self.record.sessions.append(session.session_id)
             async with session:
                 segment.session = session
                 async for chunk in session:
                     yield chunk
+                self.spoken = EarlierSession(server, session.session_id)
         finally:
             segment.session = None
             server.open_sessions -= 1

@@ -15,13 +15,15 @@ POLICY_VIOLATION, INTERNAL_ERROR = 1008, 1011  # codes of a WebSocket's close
 
 @dataclass(frozen=True)
 class Open:
-    """speech: a name of the protocol's choice, never used twice. values: as ``SpeechOptions``. gain: factor of the samples."""
+    """speech: a name of the protocol's choice, never used twice. values: as ``SpeechOptions``. gain: factor of the samples. continues: the
+    utterance that was spoken last on this socket, which belongs to the same conversation."""
 
     speech: str
     voice: str
     format: OutputFormat
     values: Values = field(default_factory=dict)
     gain: float = 1.0
+    continues: bool = False
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,10 @@ class Deepgram(JsonProtocol):
     def _begin(self, turn: _Turn) -> list[Action]:
         turn.begins_ms = self._clock_ms
         values: Values = {} if self._speed == 1.0 else {"speed": self._speed}
-        return [Open(turn.speech, self._options.voice, self._options.format, values), _event("SpeechStarted", speech_id=turn.speech)]
+        return [
+            Open(turn.speech, self._options.voice, self._options.format, values, continues=True),
+            _event("SpeechStarted", speech_id=turn.speech),
+        ]
 
     def _on_flush(self, values: dict[str, Any]) -> list[Action]:
         turn = self._turns.newest

@@ -59,7 +59,7 @@ class DeepgramV1(JsonProtocol):
 
     def _begin(self, turn: PendingUtterance) -> list[Action]:
         values: Values = {} if self._options.speed == 1.0 else {"speed": self._options.speed}
-        return [Open(turn.speech, self._options.voice, self._options.format, values)]
+        return [Open(turn.speech, self._options.voice, self._options.format, values, continues=True)]
 
     def audio(self, speech: str, made: Made) -> Sequence[Action]:
         return [Send(made.data)] if made.data else []

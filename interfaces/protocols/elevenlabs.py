@@ -137,7 +137,7 @@ class ElevenLabs(JsonProtocol):
             self._count += 1
             context = _Context(name, f"{self._count}", Alignment(self._options.has_cumulative_alignment))
             self._contexts[context.speech] = context
-            made.append(Open(context.speech, self._options.voice, self._options.format, options))
+            made.append(Open(context.speech, self._options.voice, self._options.format, options, continues=True))
             if not text.strip():
                 text = ""  # the blank that opens a context is no text
         if text:

@@ -17,6 +17,7 @@ from interfaces.core.record import Ending
 from interfaces.core.service import SpeechService
 from interfaces.core.shares import ShareError
 from interfaces.core.speech import Audio, Flushed, Speech
+from interfaces.core.values import Values
 from interfaces.protocols.actions import Action, Append, Cancel, Close, End, Flush, Made, Open, Send, SocketProtocol
 
 MESSAGES_IN_A_TURN = 4  # of one socket, before others have theirs
@@ -147,7 +148,9 @@ class Conversation:
     def _open(self, action: Open) -> None:
         encoder = Encoder(action.format, action.gain, self._service.servers.sample_rate, self._service.servers.comment)
         try:
-            speech = self._service.open(action.voice, self._caller, action.values)
+            # All utterances of a socket have the id of its request.
+            named: Values = {"continues": self._caller.trace.request_id} if action.continues else {}
+            speech = self._service.open(action.voice, self._caller, {**named, **action.values})
         except BaseException:
             encoder.close()
             raise

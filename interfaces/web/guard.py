@@ -28,6 +28,7 @@ PROBED_PATHS = ("/health/live", "/health/ready", "/metrics")  # orchestrators ca
 OPEN_PREFIX = "/page/"
 KEY_IN_MESSAGE = re.compile(r"/v1/text-to-speech/[^/]+/(multi-)?stream-input\Z")  # WebSockets whose first message may have the key
 UPLOADS = "/v1/audio/voices"
+REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")  # the second is ElevenLabs', for ``previous_request_ids``
 FORM_BYTES = 64 * 1024  # beside the file in an upload
 
 
@@ -139,7 +140,7 @@ def _bounded(receive: Receive, limit: int, timeout_s: float) -> Receive:
 def _naming(send: Send, request_id: str) -> Send:
     async def named(message: MutableMapping[str, Any]) -> None:
         if message["type"] in ("http.response.start", "websocket.http.response.start", "websocket.accept"):
-            message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode("ascii"))]
+            message["headers"] = [*message.get("headers", []), *((name, request_id.encode("ascii")) for name in REQUEST_ID_HEADERS)]
         await send(message)
 
     return named

@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError, model_validator
 
+from bistream.contract.checks import SESSION_ID_PATTERN
 from bistream.errors import InvalidInputError
+from interfaces.core.earlier import name_of_text
 from interfaces.core.values import MAX_INSTRUCTION_CHARS, Values, instructed
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -93,11 +95,19 @@ class ElevenLabsRequest(ReadBody):
     text: Annotated[str, StringConstraints(min_length=1)]
     voice_settings: VoiceSettings | None = None
     seed: int | None = None
+    previous_request_ids: list[str] = []
+    previous_text: str = ""
+
+    @property
+    def continues(self) -> str | None:
+        """What it says of the audio before, as the core names it; ids of another service are none."""
+        known = [name for name in self.previous_request_ids if SESSION_ID_PATTERN.match(name)]
+        return known[-1] if known else name_of_text(self.previous_text) if self.previous_text.strip() else None
 
     @property
     def values(self) -> Values:
         speed = None if self.voice_settings is None else self.voice_settings.speed
-        given: dict[str, int | float | str | None] = {"seed": self.seed, "speed": None if speed == 1.0 else speed}
+        given = {"seed": self.seed, "speed": None if speed == 1.0 else speed, "continues": self.continues}
         return {**self.reading, **{name: value for name, value in given.items() if value is not None}}
 
 

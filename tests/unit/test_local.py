@@ -71,6 +71,22 @@ def test_pieces_give_the_same_audio_however_they_are_cut(pipeline: LocalPipeline
     assert len(first) % SAMPLES_PER_TOKEN == 0
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_session_continues_one_that_was_spoken_in_the_same_voice(pipeline: LocalPipeline, is_whole: bool) -> None:
+    def spoken(text: str, continues: str | None, session_id: str, voice: VoiceChoice | None = None) -> bytes:
+        options = GenerationOptions(seed=3, continues=continues)
+        chunks = pipeline.stream([text], voice or tone(), options, is_whole, session_id=session_id)
+        return audio(list(chunks)).tobytes()
+
+    before, following = f"before-{is_whole}", "And there is some more to say of it."
+    spoken("Hello there, my friend.", None, before)
+    alone = spoken(following, None, "next")
+    assert spoken(following, before, "next") != alone, "its prompt is another one"
+    assert spoken(following, "nobody", "next") == alone
+    other = VoiceChoice(speech_like(), "Another tone.")
+    assert spoken(following, before, "next", other) == spoken(following, None, "next", other)
+
+
 @pytest.mark.parametrize("speed", [0.8, 1.5])
 def test_a_speed_streams_with_the_same_tokens(pipeline: LocalPipeline, speed: float) -> None:
     usual = audio(list(pipeline.stream(PIECES, tone(), GenerationOptions(seed=3))))

@@ -27,12 +27,21 @@ class Spoken:
 class Continuation:
     """Of one session."""
 
-    def __init__(self, tokens: BiCodecTokens, encode: Encode, speaker: SpeakerTokens, recording: Spoken | None, longest: int) -> None:
-        """recording: None for a voice without a transcript. longest: positions of a prompt and the speech after it."""
+    def __init__(
+        self,
+        tokens: BiCodecTokens,
+        encode: Encode,
+        speaker: SpeakerTokens,
+        recording: Spoken | None,
+        longest: int,
+        before: Spoken | None = None,
+    ) -> None:
+        """recording: None for a voice without a transcript. longest: positions of a prompt and the speech after it. before: the last
+        sentence of an earlier session that this one continues."""
         self._tokens, self._encode, self._speaker = tokens, encode, speaker
         self._recording = recording
         self._longest = longest
-        self._spoken = deque[Spoken]()
+        self._spoken = deque[Spoken](() if before is None else (before,))
 
     def prompt(self, text: str, num_speech: int) -> list[int]:
         """Of a sentence that may take ``num_speech`` speech tokens. Without anything to leave out it may leave less room than that.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from bistream.errors import EngineError
 from bistream.text2token.cut_places import CutPlaces
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnLimits, TurnResult
-from bistream.text2token.layout import Turn
+from bistream.text2token.layout import Anchor, Turn
 from bistream.text2token.one_table.continuation import Continuation
 from bistream.text2token.segments import LaterSegments, SegmentLimits
 from bistream.text2token.speech_lengths import SpeechLengths
@@ -30,7 +30,7 @@ def sentence_limits(tokens_per_second: int, room: int, pace: float) -> SegmentLi
 
 
 class SentenceLayout:
-    """A ``layout.TokenLayout``. Every turn but the first restarts. decode: the text of ids that stand for whole characters."""
+    """A ``layout.SessionLayout``. Every turn but the first restarts. decode: the text of ids that stand for whole characters."""
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class SentenceLayout:
         self._failure: FinishReason | None = None
         self._last = FinishReason.EOS  # how the last sentence ended
         self._has_begun = False
+        self.anchor: Anchor | None = None
         self.ledger: list[int] = []
         self.num_text_used = self.num_text_pushed = self.num_text_ended = 0
         self.num_speech = 0
@@ -120,5 +121,7 @@ class SentenceLayout:
             return
         self._last = FinishReason.EOS if result.end is TurnEnd.STOP else FinishReason.LENGTH
         self.num_text_ended = self.num_text_used
+        self.anchor = None
         if result.end is TurnEnd.STOP:
+            self.anchor = Anchor(self._text, ids)
             self._continuation.spoke(self._decode(self._text), [self._space.speech_token(one) for one in ids])

@@ -60,6 +60,7 @@ class BistreamTTSService(TTSService):
         security: ClientSecurity | None = None,
         speak_after_s: float = 2.0,
         tells_estimates: bool = True,
+        continues_turns: bool = True,
         longest_pause_s: float = 60.0,
         text_aggregation_mode: TextAggregationMode = TextAggregationMode.TOKEN,
         **options: Any,
@@ -67,6 +68,7 @@ class BistreamTTSService(TTSService):
         """address: of the server's gRPC port. security: API key and TLS; without it the key of the variable BISTREAM_API_KEY.
         speak_after_s: a pause of the language model after which what it has written is spoken to its end; 0: never.
         tells_estimates: words count as spoken where the voice is estimated to be; else where it certainly is, which is later.
+        continues_turns: a turn goes on with the melody of the one before, as long as that is less than a minute old.
         longest_pause_s: of the language model within a turn; the framework takes a longer one for the end of the turn.
         options: of ``TTSService``, such as ``sample_rate``.
         """
@@ -86,6 +88,8 @@ class BistreamTTSService(TTSService):
         self._speaker = speaker
         self._pacing = Pacing(speak_after_s=speak_after_s, answer_timeout_s=ANSWER_TIMEOUT_S, retry_waits_s=RETRY_WAITS_S)
         self._tells_estimates = tells_estimates
+        self._continues_turns = continues_turns
+        self._spoken: str | None = None  # the session that spoke last
         self._turns: dict[str, _Turn] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -101,7 +105,8 @@ class BistreamTTSService(TTSService):
         """One piece of a turn; its audio comes later."""
         turn = self._turns.get(context_id)
         if turn is None:
-            turn = self._turns[context_id] = _Turn(Utterance(self._client, self._speaker, self._pacing))
+            utterance = Utterance(self._client, self._speaker, self._pacing, self._spoken if self._continues_turns else None)
+            turn = self._turns[context_id] = _Turn(utterance)
             self._begin(self._speak(context_id, turn))
         await self.start_tts_usage_metrics(text)
         if not turn.has_failed:
@@ -134,6 +139,7 @@ class BistreamTTSService(TTSService):
     async def _speak(self, context_id: str, turn: _Turn) -> None:
         try:
             await self._play(context_id, turn)
+            self._spoken = turn.utterance.spoken
         except (BistreamError, OSError) as error:
             if self._turns.get(context_id) is not turn:
                 return  # interrupted

@@ -38,6 +38,7 @@ class Server:
 
     def _behave(self, request: Received, stream: Stream) -> None:
         if "is_start" in request.inputs and request.flag("is_start"):
+            self._speakers.pop(request.secret, None)  # of an earlier session of this name
             if "reference_hash" in request.inputs and not self.heard:
                 self._refuse(lambda: stream.error(request.id, self.refusal))
                 return

@@ -196,3 +196,39 @@ def test_a_speaker_has_one_voice() -> None:
     for voices in ({}, {"pitch": "low"}, {"gender": "male", "speaker_id": "anna"}, {"speaker_id": "anna", "reference_wav": wave}):
         with pytest.raises(ValueError, match="give one of them"):
             Speaker(**voices)
+
+
+def test_what_follows_a_flush_continues_what_was_spoken_and_so_does_the_next_turn(serve: Serve) -> None:
+    server = serve(Reader())
+    client_turns: list[Utterance] = []
+
+    async def run() -> None:
+        client = AsyncBistreamClient(server.address)
+        for continues in (None, "last"):
+            utterance = Utterance(client, ANNA, continues=client_turns[-1].spoken if continues else None)
+            client_turns.append(utterance)
+            for piece in ("Hello there.", "And more."):
+                await utterance.push_text(piece)
+                await utterance.flush()
+            await utterance.end_text()
+            async for _ in utterance:
+                pass
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    starts = [one.inputs for one in server.received if one.flag("is_start")]
+    ids = [one["session_id"] for one in starts]
+    assert len(set(ids)) == 4 and [one.get("continues") for one in starts] == [None, *ids[:-1]]
+    assert client_turns[-1].spoken == ids[-1].decode() and len({one.secret for one in server.received}) == 1
+
+
+def test_an_interrupted_turn_is_not_continued(serve: Serve) -> None:
+    async def run() -> str | None:
+        utterance = Utterance(AsyncBistreamClient(serve(Reader()).address), ANNA, continues="before")
+        await utterance.push_text("Hello there")
+        async for _ in utterance:
+            break
+        await utterance.cancel()
+        return utterance.spoken
+
+    assert asyncio.run(asyncio.wait_for(run(), WAIT_S)) == "before"

@@ -32,18 +32,18 @@ class Server(ReadyServer):
     def __init__(self) -> None:
         self.may_end = threading.Event()
         super().__init__(self._answer)
-        self._starts: dict[str, str] = {}
+        self._starts: dict[bytes, str] = {}
 
     def _answer(self, request: Received, stream: Stream) -> None:
         if request.flag("is_start"):
-            self._starts[request.secret] = request.id
+            self._starts[request.inputs["session_id"]] = request.id
             stream.audio(request.id, np.zeros(2400), 0, 1)
         if request.flag("is_end"):
-            threading.Thread(target=self._end, args=(request.secret, stream), daemon=True).start()
+            threading.Thread(target=self._end, args=(request.inputs["session_id"], stream), daemon=True).start()
 
-    def _end(self, secret: str, stream: Stream) -> None:
+    def _end(self, session_id: bytes, stream: Stream) -> None:
         if self.may_end.wait(WAIT_S):
-            stream.final(self._starts[secret])
+            stream.final(self._starts[session_id])
 
 
 class Front:

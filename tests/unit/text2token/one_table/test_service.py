@@ -210,3 +210,26 @@ def test_parts_are_loaded_by_the_directory(config: RuntimeConfig, monkeypatch: p
 def test_a_model_that_makes_no_voices_says_so(service: SpeechTokenService) -> None:
     with pytest.raises(InvalidInputError, match="makes no voices of labels"):
         _ = service.voices
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_session_continues_the_last_sentence_of_another_one(
+    config: RuntimeConfig, sizes: OneTableConfig, model: OneTableModel, is_whole: bool
+) -> None:
+    """In one piece or in two, with all of its speech; so a sentence that follows in the same session would be continued."""
+    service, prompts = scripted_service(config, sizes, model, 20)
+    messages: Messages = queue.SimpleQueue()
+    service.start(start(TEXT, True), messages.put)
+    spoken, _ = all_of(messages)
+    last = len(prompts)
+    following = "It did not."
+    options = GenerationOptions(continues="a")
+    service.start(replace(start(following if is_whole else following[:5], is_whole, options=options), session_id="b"), messages.put)
+    if not is_whole:
+        service.append("b", following[5:].encode(), True)
+    all_of(messages)
+    tokens, ids = sizes.tokens, prompts[last]
+    content = model.tokenizer.decode(ids[ids.index(tokens.id("start_content")) + 1 : ids.index(tokens.id("end_content"))])
+    assert content.endswith(f"Nobody knew. {following}") and content in f"{TEXT} {following}"
+    speech = ids[ids.index(tokens.id("start_semantic_token")) + 1 :]
+    assert [one - tokens.ids("bicodec_semantic").start for one in speech] == spoken[-20:]

@@ -26,6 +26,8 @@ class TurnOptions(Protocol):
     speaker: Speaker
     speak_after_s: float
     tells_estimates: bool
+    continues_turns: bool
+    spoken: str | None
 
     @property
     def sample_rate(self) -> int: ...
@@ -47,7 +49,7 @@ class SynthesizeStream(tts.SynthesizeStream):
             retry_waits_s=(FIRST_RETRY_WAIT_S, *[connection.retry_interval] * connection.max_retry)[: connection.max_retry],
             retries_first=False,
         )
-        utterance = Utterance(options.client, self._speaker, pacing)
+        utterance = Utterance(options.client, self._speaker, pacing, options.spoken if options.continues_turns else None)
         request_id = utils.shortuuid("bistream_")
         output_emitter.initialize(
             request_id=request_id, sample_rate=options.sample_rate, num_channels=1, mime_type="audio/pcm", stream=True
@@ -63,6 +65,7 @@ class SynthesizeStream(tts.SynthesizeStream):
         except (BistreamError, OSError) as error:
             raise api_error(error) from error
         finally:
+            options.spoken = utterance.spoken
             feeding.cancel()
             await utterance.cancel()
             await asyncio.gather(feeding, speaking, return_exceptions=True)

@@ -25,11 +25,14 @@ class TTS(tts.TTS[str]):
         security: ClientSecurity | None = None,
         speak_after_s: float = 2.0,
         tells_estimates: bool = True,
+        continues_turns: bool = True,
         sample_rate: int = UPSTREAM_SAMPLE_RATE,
     ) -> None:
         """address: of the server's gRPC port. security: API key and TLS; without it the key of the variable BISTREAM_API_KEY.
         speak_after_s: a pause of the language model after which what it has written is spoken to its end; 0: never.
         tells_estimates: words count as spoken where the voice is estimated to be; else where it certainly is, which is later.
+        continues_turns: a turn goes on with the melody of the one before, as long as that is less than a minute old; False for an object
+        that speaks in several conversations.
         sample_rate: of the server's audio (``bistream info``), which the framework wants to know before there is a connection.
         """
         super().__init__(capabilities=tts.TTSCapabilities(streaming=True, aligned_transcript=True), sample_rate=sample_rate, num_channels=1)
@@ -39,6 +42,8 @@ class TTS(tts.TTS[str]):
         self.speaker = speaker
         self.speak_after_s = speak_after_s
         self.tells_estimates = tells_estimates
+        self.continues_turns = continues_turns
+        self.spoken: str | None = None  # the session that spoke last
 
     @property
     def model(self) -> str:
