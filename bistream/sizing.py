@@ -1,7 +1,8 @@
 """How many sessions the memory of a server's GPUs has room for, and what of it is flow state: decided once, before the server starts.
 
-Of the memory that is free beside the language model's weights, ``AUTO_MEMORY_SHARE`` is for sessions; the rest is for the other networks,
-graphs, working memory and libraries. A session takes its part of the KV cache, and flow state for ``SURE_S`` seconds of its speech.
+What the networks, graphs and libraries of the released checkpoints take was measured and is taken off; ``SHARE`` of the rest is for
+sessions, and ``LEAST_SHARE`` of all in any case, for smaller networks.
+A session takes its part of the KV cache, and flow state for ``SURE_S`` seconds of its speech.
 ``VOICES_S`` seconds are kept for voice prompts, which sessions share. What is left over is flow state too: speech is remembered longer.
 
 ``choose`` computes with numbers alone; ``costs_of`` reads a model directory.
@@ -16,11 +17,14 @@ from dataclasses import dataclass, replace
 from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import ConfigError
-from bistream.token2mel.state_budget import AUTO_MEMORY_SHARE, AUTO_SESSION_S, language_model_bytes
+from bistream.token2mel.state_budget import AUTO_SESSION_S, language_model_bytes
 
 MOST_SESSIONS = 400  # as in all measurements: beyond them, time is short on every GPU before memory is
 SURE_S = 7.0  # of speech that the flow remembers of every session; CosyVoice3 was measured with as many
 VOICES_S = 60.0  # six voices of usual length
+# Beside weights, KV cache and flow state, on an H100 (docs/log/gpu.md): CUDA contexts of five processes, graphs, working memory
+LANGUAGE_MODEL_BYTES, SPEECH_BYTES = 1_200_000_000, 9_000_000_000
+SHARE, LEAST_SHARE = 0.95, 0.2
 MB = 2**20
 
 
@@ -93,14 +97,14 @@ def _shares(config: RuntimeConfig, costs: Costs, language_model: Gpu | None, spe
     """Budgets that are given are taken off, and nothing is counted twice."""
     cache = costs.session * config.kv_cache_tokens // costs.session_tokens
     for gpu in {gpu.index: gpu for gpu in (language_model, speech) if gpu is not None}.values():
-        free, each, page = gpu.free_bytes, 0, 0
+        free, others, each, page = gpu.free_bytes, 0, 0, 0
         if language_model is not None and gpu.index == language_model.index:
-            free -= costs.weights + cache
+            free, others = free - costs.weights - cache, others + LANGUAGE_MODEL_BYTES
             each = 0 if cache else costs.session
         if speech is not None and gpu.index == speech.index:
-            free -= config.flow_state_mb * MB
+            free, others = free - config.flow_state_mb * MB, others + SPEECH_BYTES
             page = 0 if config.flow_state_mb else costs.page
-        yield _Share(max(0, int(free * AUTO_MEMORY_SHARE)), each, page)
+        yield _Share(max(0, int(SHARE * (free - others)), int(LEAST_SHARE * free)), each, page)
 
 
 def costs_of(config: RuntimeConfig, session_tokens: int) -> Costs:

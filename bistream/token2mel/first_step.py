@@ -24,7 +24,7 @@ from bistream.token2mel.sizes import CONV_HISTORY_FRAMES, form_offset
 FIRST_CHUNKS = 60  # computed at startup: a minute of prompt and speech; later ones when a session first reaches them
 KIND = "first-step"  # of what is kept for later starts: 100 MB at full size, nearly all of it the context that later chunks attend to
 _VELOCITIES, _ATTENDED, _TAIL = "velocities", "attended.", "tail."
-_MAX_ROWS = 25 * 3050  # frames of all forms of one evaluation, context included: enough for the last of ``FIRST_CHUNKS`` at once
+_MAX_ROWS = 25 * 800  # frames of all forms of one evaluation, context included: 1.3 GB of working memory at full size
 
 
 class FirstStep:
