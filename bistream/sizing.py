@@ -23,7 +23,7 @@ MOST_SESSIONS = 400  # as in all measurements: beyond them, time is short on eve
 SURE_S = 7.0  # of speech that the flow remembers of every session; CosyVoice3 was measured with as many
 VOICES_S = 60.0  # six voices of usual length
 # Beside weights, KV cache and flow state, on an H100 (docs/log/gpu.md): CUDA contexts of five processes, graphs, working memory
-LANGUAGE_MODEL_BYTES, SPEECH_BYTES = 1_200_000_000, 9_000_000_000
+LANGUAGE_MODEL_BYTES, SPEECH_BYTES = 1_200_000_000, 8_500_000_000
 SHARE, LEAST_SHARE = 0.95, 0.2
 MB = 2**20
 

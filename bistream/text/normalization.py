@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bistream.errors import InvalidInputError
+from bistream.errors import ConfigError, InvalidInputError
 from bistream.text.chinese_readers import read_chinese
 from bistream.text.english_readers import read_address, read_english
 from bistream.text.front_end import between_tokens, contains_chinese, replace_corner_mark
@@ -112,6 +112,15 @@ def is_installed() -> bool:
 
 
 READ_OUT_CACHE = 4096  # expressions of at most a line each; one takes some milliseconds with the interpreter's lock held
+
+
+def load_for_server() -> None:
+    """For a server that normalises by default. Raises ``ConfigError`` where the package is missing."""
+    if not is_installed():
+        raise ConfigError(
+            "Parameter 'text_normalization' needs the Python package wetext; install requirements/server.txt, or set it to off."
+        )
+    load_read_out()
 
 
 @functools.cache

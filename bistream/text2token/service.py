@@ -32,12 +32,12 @@ from bistream.config import RuntimeConfig
 from bistream.contract.checks import SSML, check_instruction_length, check_transcript_length
 from bistream.contract.ended_sessions import EndedSessions
 from bistream.contract.refusals import accepts_no_sessions, cancelled_by_client, session_exists, sessions_taken, shut_down, unknown_session
-from bistream.errors import CancelledError, ConfigError, EngineError, InvalidInputError
+from bistream.errors import CancelledError, EngineError, InvalidInputError
 from bistream.metrics.catalogue import LM_RUNAWAYS
 from bistream.metrics.recorder import Recorder
 from bistream.text.effort import reads_numbers
 from bistream.text.markup import MarkupReader
-from bistream.text.normalization import load_read_out
+from bistream.text.normalization import load_for_server
 from bistream.text.preparation import chosen_normalization, make_preparation, prepare_prompt
 from bistream.text.prompt_form import make_prompt_form, own_instruction
 from bistream.text.respelling import ServerLexicon
@@ -90,7 +90,7 @@ class SpeechTokenService:
         self._config = config
         self._clock = clock
         if reads_numbers(config.text_normalization):
-            _load_normalization()
+            load_for_server()
         self._lexicon = ServerLexicon.from_file(config.lexicon)
         self._parts = load_parts(config, recorder) if parts is None else parts
         sizes = self._parts.sizes
@@ -294,13 +294,3 @@ class SpeechTokenService:
     def _run_timer(self) -> None:
         while not self._stopped.wait(EXPIRE_INTERVAL_S):
             self.expire()
-
-
-def _load_normalization() -> None:
-    """Raises ``ConfigError`` where its package is missing."""
-    try:
-        load_read_out()
-    except InvalidInputError:
-        raise ConfigError(
-            "Parameter 'text_normalization' needs the Python package wetext; install requirements/server.txt, or set it to off."
-        ) from None
