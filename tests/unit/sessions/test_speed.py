@@ -79,6 +79,7 @@ def test_what_was_heard_when_a_cancel_comes_is_counted_in_the_time_of_the_listen
     for speed, heard_s in ((1.0, 1.0), (2.0, 0.5), (0.5, 2.0)):
         house = House()
         sender = house.send(start_request(TEXT, is_end=False, speed=speed))
+        sender.wait_chunks(1)
         house.wait_receiving()
         house.clock.now += heard_s
         answer = house.send(cancel_request())
