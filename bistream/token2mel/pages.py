@@ -7,7 +7,7 @@ One page is the state of one complete chunk of 25 tokens (50 frames), for every 
     encoder context     keys and values of each layer                         [layers, page, 25 or 50, 2 * width]
     upsampling tail     the last two token frames before upsampling           [page, 2, width]
 
-The context of a network of 16 bit is stored as 8-bit integers (``state_rows``): at full size a second of audio takes 16.0 MB
+The context of a network of 16 bit is stored as 8-bit integers (``state_rows``): at full size a second of audio takes 15.9 MB
 (14.6 + 0.7 + 0.7), against 115 MB with keys and values of the estimator in 16 bit. ``ZERO_PAGE`` is the zero padding of convolutions and
 tables. A page is written as a whole before it is read, so a page that held another session's state needs no clearing.
 """
