@@ -1,9 +1,9 @@
 """How many sessions the memory of a server's GPUs has room for, and what of it is flow state: decided once, before the server starts.
 
-What the networks, graphs and libraries of the released checkpoints take was measured and is taken off; ``SHARE`` of the rest is for
+The measured memory of the networks, graphs and libraries of the released checkpoints is taken off; ``SHARE`` of the rest is for
 sessions, and ``LEAST_SHARE`` of all in any case, for smaller networks.
 A session takes its part of the KV cache, and flow state for ``SURE_S`` seconds of its speech.
-``VOICES_S`` seconds are kept for voice prompts, which sessions share. What is left over is flow state too: speech is remembered longer.
+``VOICES_S`` seconds are kept for voice prompts, which sessions share. The remainder is flow state too: speech is remembered longer.
 
 ``choose`` computes with numbers alone; ``costs_of`` reads a model directory.
 """

@@ -1,8 +1,8 @@
 """The session that a start continues, by the ids that sessions have towards Triton.
 
-Only its caller may name a session: whoever has the same API key, or, where none are wanted, the same ``session_secret``, or the stream on
-which it was started. A name that this caller has not used, or not within a minute, is replaced by an id that nobody has: the session starts
-as if it named none, and no client learns whether another's session exists.
+Only its caller may name a session: a client with the same API key, or, where none are wanted, with the same ``session_secret`` or on the
+stream on which it was started. A name that this caller has not used, or not within a minute, is replaced by an id that nobody has: the
+session starts as if it named none, and no client learns whether another's session exists.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     call.mp3: not marked (0.002)
 
 In brackets the detector's confidence, from 0.5 on of a mark; of more than 30 s that of the surest part. Any mark of Perth is found,
-whoever made it. Exit codes: 0 all are marked, 1 one is not, 2 one could not be examined, for the reason in its line.
+also that of another program. Exit codes: 0 all are marked, 1 one is not, 2 one could not be examined, for the reason in its line.
 """
 
 from __future__ import annotations

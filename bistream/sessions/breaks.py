@@ -51,7 +51,7 @@ class AudioBreaks:
         self._breaks[-1].end = at
 
     def push(self, waveform: FloatArray, is_last: bool) -> list[FloatArray]:
-        """The next rendered samples -> what is heard of them and of the silence that is due, none of it empty."""
+        """The next rendered samples -> the audio to send, with the silence that is due; no part is empty."""
         return [part for part in self._heard(waveform, is_last) if len(part)]
 
     def _heard(self, waveform: FloatArray, is_last: bool) -> Iterator[FloatArray]:

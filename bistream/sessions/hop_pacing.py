@@ -121,7 +121,7 @@ class HopPacing:
     def _cut(self) -> tuple[int, bool] | None:
         """Tokens up to the place of a break where a hop ends, and whether its filling ends there; None: there is no such place yet.
 
-        A hop has one speed, and what is heard before a silence is not to wait for the speech behind it.
+        A hop has one speed, and the speech before a silence must not wait for that behind it.
         """
         for place, begun in self._session.break_edges:
             if place > self._tokens_sent and (begun is None or begun.rate_percent != 100 * self._rate):

@@ -1,4 +1,4 @@
-"""How many sessions a GPU has room for: all that is promised fits, what is set is kept, and more memory is never worse."""
+"""How many sessions a GPU has room for: all promises fit, settings are kept, and more memory is never worse."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ The residual stream x is float32 in two alternating buffers, since programs cann
 ``attend_few`` clears ``even``; ``feed_forward_few`` reads ``odd`` and adds its result and x itself to ``even``. The order of the
 atomic additions is not fixed, so the last bits of a result differ from run to run.
 
-A tile of keys is one chunk: a page, or CHUNK new frames of a session. The queries of a program are rows of one chunk of new frames, so
-they see a tile of keys as a whole.
+A tile of keys is one chunk: a widened page, or CHUNK new frames of a session. The queries of a program are rows of one chunk of new
+frames, so they see a tile of keys as a whole.
 
 Rows are always the first operand of a product: from some products with swapped operands in the same shared memory the assembler of
 Triton 3.6 makes wrong code for Hopper.

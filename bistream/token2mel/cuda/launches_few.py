@@ -5,7 +5,7 @@ the end of an evaluation, so each has its own stream (in a recorded graph: its o
 memory.
 
 The kernels of a half follow one another by programmatic dependent launch, where the GPU has it (from compute capability 9.0 on): a
-kernel prefetches its weights and stored chunks while its predecessor runs. For that, two successive kernels should fit on a
+kernel prefetches its weights while its predecessor runs. For that, two successive kernels should fit on a
 multiprocessor together.
 """
 

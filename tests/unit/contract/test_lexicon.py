@@ -1,4 +1,4 @@
-"""A lexicon is a JSON object of strings within limits, and what is wrong with it is said in one sentence."""
+"""A lexicon is a JSON object of strings within limits; an error in it is one sentence."""
 
 from __future__ import annotations
 
