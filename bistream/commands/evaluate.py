@@ -19,7 +19,6 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,16 @@ from bistream.evaluation.forms import KINDS, REFERENCE, Form, make_forms, pairs_
 from bistream.evaluation.judge_process import DEFAULT_PYTHON, WANTED
 from bistream.evaluation.judging import chosen_judges, judge_all
 from bistream.evaluation.sets import BUILT_IN, Sentence, read_sets, spoken_and_left_out
-from bistream.evaluation.speaking import LocalSpeaker, ServerSpeaker, Utterance, configured, file_of, read_recordings, read_voice, speak
+from bistream.evaluation.speaking import (
+    LocalSpeaker,
+    ServerSpeaker,
+    Utterance,
+    configured,
+    kept_utterances,
+    read_recordings,
+    read_voice,
+    speak,
+)
 from bistream.evaluation.thresholds import parse_threshold
 from bistream.local import VoiceChoice
 from bistream.store.fingerprint import files_hash, versions
@@ -74,11 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--fail-if", action="append", default=[], metavar="CONDITION", help="e.g. 'wer>3%%', 'word_by_word-one_shot>0.5%%'")
     add("--players", type=int, default=WORST, metavar="N", help="worst sentences that can be heard in the report (default: %(default)s)")
     add("--keep", type=Path, metavar="FOLDER", help="keep all sounds, as FORM/SET/ID.wav")
-    add(
-        "--resume",
-        action="store_true",
-        help="take what an interrupted run has kept; joints of these are not judged",
-    )
+    add("--resume", action="store_true", help="take what an interrupted run has kept")
     add_security_arguments(parser)
     return parser
 
@@ -154,8 +158,7 @@ def speak_all(
             groups.setdefault(None if options.server else _config(options, form), []).append(form)
     if options.resume:
         for form in (form for group in groups.values() for form in group):
-            there = [sentence for sentence in sentences if file_of(folder, form.name, sentence).is_file()]
-            found[form.name] = read_recordings(replace(form, recordings=file_of(folder, form.name, sentences[0]).parents[1]), there, folder)
+            found[form.name] = kept_utterances(form, sentences, folder)
     for config, group in groups.items():
         if all(len(found[form.name]) == len(sentences) for form in group):
             continue

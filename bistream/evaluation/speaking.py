@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -155,7 +156,22 @@ def _utterance(speaker: Speaker, form: Form, sentence: Sentence, folder: Path, i
     if is_timed:
         timed = {"timed_s": times[-1], "timed_audio_s": utterance.scores["seconds"], "first_audio_s": times[0]}
         utterance.scores.update({name: round(seconds, 3) for name, seconds in timed.items()})
+    assert utterance.path is not None
+    kept = {"digest": utterance.digest, "scores": utterance.scores}
+    utterance.path.with_suffix(".json").write_text(json.dumps(kept), encoding="utf-8")
     return utterance
+
+
+def kept_utterances(form: Form, sentences: Sequence[Sentence], folder: Path) -> dict[int, Utterance]:
+    """Of an interrupted run, by the sentences' numbers: each whose scores lie beside its sound."""
+    found = {}
+    for sentence in sentences:
+        path = file_of(folder, form.name, sentence)
+        with suppress(OSError, ValueError):  # the last one may be half written
+            kept = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+            if path.is_file():
+                found[sentence.number] = Utterance(path, kept["digest"], kept["scores"])
+    return found
 
 
 def _kept(waveform: FloatArray, joints: Sequence[int], rate: int, path: Path) -> Utterance:

@@ -55,12 +55,14 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
         assert evaluate(server, tmp_path, *words) == 0
         first = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
         (tmp_path / "kept/one_shot/mine/0002.wav").unlink()
+        (tmp_path / "kept/one_shot/mine/0003.json").write_text('{"digest": ')  # where it was killed
         before = len(server.received)
         assert evaluate(server, tmp_path, *words, "--resume") == 0
-        assert [request.inputs["target_text"].decode() for request in server.received[before:]] == [TEXTS[1]]
+        assert {request.inputs["target_text"].decode() for request in server.received[before:]} == {TEXTS[1], TEXTS[2]}
     second = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    sounds = [[row["forms"]["one_shot"]["sound"] for row in report["sentences"]] for report in (first, second)]
-    assert sounds[0] == sounds[1]
+    rows = [[row["forms"]["one_shot"] for row in report["sentences"]] for report in (first, second)]
+    assert [row["sound"] for row in rows[0]] == [row["sound"] for row in rows[1]]
+    assert "first_audio_s" in rows[0][0] and rows[0][0] == rows[1][0]  # with the times of the interrupted run
 
 
 def test_conditions_decide_the_exit_code(tmp_path: Path) -> None:
