@@ -1,4 +1,4 @@
-"""A lexicon: words and phrases, and how they are respelled to be spoken. Read from JSON, of a request's ``lexicon`` or of a file. Pure."""
+"""A lexicon: words and phrases, and how they are spoken. Read from JSON, of a request's ``lexicon`` or of a file. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from bistream.contract.checks import is_speakable
 from bistream.errors import InvalidInputError
 
-Lexicon = Mapping[str, str]  # phrase -> respelling
+
+class Phonemes(NamedTuple):
+    """written: in an alphabet of ``text.phonemes``."""
+
+    alphabet: str
+    written: str
+
+
+Lexicon = Mapping[str, str | Phonemes]  # phrase -> respelling
 NO_LEXICON: Lexicon = MappingProxyType({})
 MAX_LEXICON_CHARS = 65_536
 MAX_ENTRIES = 1_000
@@ -30,22 +39,27 @@ def read_lexicon(text: str) -> Lexicon:
         entries = json.loads(text)
     except (ValueError, RecursionError):
         entries = None
-    if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
-        raise InvalidInputError('The lexicon must be a JSON object of strings, such as {"Nguyen": "win"}; correct it.')
+    if not isinstance(entries, dict):
+        raise InvalidInputError('The lexicon must be a JSON object, such as {"Nguyen": "win"}; correct it.')
     if len(entries) > MAX_ENTRIES:
         raise InvalidInputError(f"The lexicon has more than {MAX_ENTRIES} entries; send only the words that the text may have.")
-    for phrase, respelling in entries.items():
-        _check_entry(phrase, respelling)
-    return MappingProxyType(entries)
+    return MappingProxyType({phrase: _entry(phrase, value) for phrase, value in entries.items()})
 
 
-def _check_entry(phrase: str, respelling: str) -> None:
+def _entry(phrase: str, value: Any) -> str | Phonemes:
     if len(phrase) > MAX_PHRASE_CHARS or not is_speakable(phrase):
         raise InvalidInputError(f"The lexicon has the phrase {phrase[:20]!r}; give it a letter and at most {MAX_PHRASE_CHARS} characters.")
+    phonemes = Phonemes(*map(value.get, ("alphabet", "ph"))) if isinstance(value, dict) and len(value) == len(Phonemes._fields) else None
+    respelling = value if phonemes is None else phonemes.written
+    if not isinstance(respelling, str) or (phonemes is not None and not isinstance(phonemes.alphabet, str)):
+        raise InvalidInputError(
+            f'The lexicon must give {phrase!r} a respelling or phonemes, "win" or {{"alphabet": "cmu-arpabet", "ph": "W IH1 N"}}.'
+        )
     if len(respelling) > MAX_RESPELLING_CHARS or not is_speakable(respelling):
         raise InvalidInputError(
             f"The lexicon respells {phrase!r} without a letter or with more than {MAX_RESPELLING_CHARS} characters; correct it."
         )
+    return phonemes or respelling
 
 
 def check_lexicon(text: str) -> None:

@@ -1,7 +1,11 @@
-"""Pronunciations as the special tokens of a model that has them (CosyVoice3): ARPAbet of CMU's dictionary, and pinyin. Pure."""
+"""Pronunciations as the special tokens of a model that has them (CosyVoice3): ARPAbet of CMU's dictionary, and pinyin. Pure.
+
+Inside the text preparation a private character stands for a token. A text cannot hold one: the first stage drops them.
+"""
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -9,6 +13,7 @@ from collections.abc import Callable, Iterator
 from bistream.errors import InvalidInputError
 
 _SYLLABLE = re.compile(r"(zh|ch|sh|[bpmfdtnlgkhjqxrzcsyw])?([aeiouüv]+(?:ng|n|r)?)([1-5])?")
+_FIRST_PRIVATE = 0xF0000
 _TONES = {"1": "\u0304", "2": "\u0301", "3": "\u030c", "4": "\u0300"}  # combining marks; 5: none
 
 
@@ -44,11 +49,27 @@ def phoneme_tokens(alphabet: str, written: str, known: frozenset[str]) -> list[s
     if not known:
         raise InvalidInputError("This model knows no phonemes; respell the word with sub, or in a lexicon.")
     if alphabet not in ALPHABETS:
-        raise InvalidInputError(f"The alphabet {alphabet[:20]!r} of SSML's phoneme is not known here; use {' or '.join(ALPHABETS)}.")
+        raise InvalidInputError(f"The alphabet {alphabet[:20]!r} of a phoneme is not known here; use {' or '.join(ALPHABETS)}.")
     tokens = []
     for candidates in ALPHABETS[alphabet](written):
         token = next((one for one in candidates if one in known), None)
         if token is None:
-            raise InvalidInputError(f"The model has no phoneme {candidates[0][:20]}; correct the ph of SSML's phoneme.")
+            raise InvalidInputError(f"The model has no phoneme {candidates[0][:20]}; correct it.")
         tokens.append(token)
     return tokens
+
+
+def private_characters(tokens: list[str], known: frozenset[str]) -> str:
+    ordered = _ordered(known)
+    return "".join(chr(_FIRST_PRIVATE + ordered.index(token)) for token in tokens)
+
+
+def token_of(character: str, known: frozenset[str]) -> str | None:
+    """The phoneme token that a character of the prepared text stands for. None: it is text."""
+    place, ordered = ord(character) - _FIRST_PRIVATE, _ordered(known)
+    return ordered[place] if 0 <= place < len(ordered) else None
+
+
+@functools.lru_cache(maxsize=4)
+def _ordered(known: frozenset[str]) -> list[str]:
+    return sorted(known)

@@ -2,7 +2,7 @@
 
 A phrase with a capital is meant as it is written; one without is meant in capitals as well. Only whole words are found: no letter or digit
 stands beside a phrase, unless one of the two is an ideograph. Of several phrases that begin at a word the longest is respelled. A
-respelling is not looked at again; numbers in it are read out as those of the text.
+respelling is not looked at again; numbers in it are read out as those of the text. Phonemes are spoken by models that have tokens for them.
 
 Text is held back only while it is the beginning of a phrase, and a whole phrase until the character after it shows that the word is over.
 """
@@ -13,18 +13,20 @@ import functools
 import unicodedata
 from bisect import bisect_left
 
-from bistream.contract.lexicon import NO_LEXICON, Lexicon, read_lexicon, read_lexicon_file
+from bistream.contract.lexicon import NO_LEXICON, Lexicon, Phonemes, read_lexicon, read_lexicon_file
 from bistream.errors import ConfigError, InvalidInputError
 from bistream.text.characters import Emit, cleaned, is_chinese
+from bistream.text.phonemes import phoneme_tokens, private_characters
 
 
 class Respellings:
     """The phrases of a lexicon, ready to be looked up. Immutable."""
 
-    def __init__(self, lexicon: Lexicon) -> None:
+    def __init__(self, lexicon: Lexicon, phonemes: frozenset[str] = frozenset()) -> None:
+        """phonemes: tokens that the model has for them. Raises ``InvalidInputError`` for phonemes of the lexicon that it has not."""
         self._of = {
-            unicodedata.normalize(form, _plain(phrase)): _plain(respelling)
-            for phrase, respelling in lexicon.items()
+            unicodedata.normalize(form, _plain(phrase)): _spoken(entry, phonemes)
+            for phrase, entry in lexicon.items()
             for form in ("NFC", "NFD")  # texts are not normalised yet
         }
         self._phrases = sorted(self._of)
@@ -45,15 +47,17 @@ class Respellings:
 class ServerLexicon:
     """The lexicon of a server, and of its requests, whose own entries go first."""
 
-    def __init__(self, lexicon: Lexicon = NO_LEXICON) -> None:
-        self._lexicon = lexicon
+    def __init__(self, lexicon: Lexicon = NO_LEXICON, phonemes: frozenset[str] = frozenset()) -> None:
+        """phonemes: see ``Respellings``, which raises."""
+        self._lexicon, self._phonemes = lexicon, phonemes
+        Respellings(lexicon, phonemes)
         self._respellings = functools.lru_cache(maxsize=16)(self._made)
 
     @classmethod
-    def from_file(cls, path: str) -> ServerLexicon:
+    def from_file(cls, path: str, phonemes: frozenset[str] = frozenset()) -> ServerLexicon:
         """Empty: no lexicon. Raises ``ConfigError``."""
         try:
-            return cls(read_lexicon_file(path) if path else NO_LEXICON)
+            return cls(read_lexicon_file(path) if path else NO_LEXICON, phonemes)
         except InvalidInputError as error:
             raise ConfigError(f"Parameter 'lexicon' is {path!r}: {error.sentence}") from None
 
@@ -63,7 +67,7 @@ class ServerLexicon:
 
     def _made(self, requested: str) -> Respellings | None:
         lexicon = {**self._lexicon, **read_lexicon(requested)}
-        return Respellings(lexicon) if lexicon else None
+        return Respellings(lexicon, self._phonemes) if lexicon else None
 
 
 class Respeller:
@@ -122,6 +126,12 @@ class Respeller:
         self._emit(respelling[-1], sum(self._counts[:length]))
         self._last = self._held[length - 1]
         self._held, self._counts = self._held[length:], self._counts[length:]
+
+
+def _spoken(entry: str | Phonemes, phonemes: frozenset[str]) -> str:
+    if isinstance(entry, Phonemes):
+        return private_characters(phoneme_tokens(*entry, phonemes), phonemes)
+    return _plain(entry)
 
 
 def _plain(text: str) -> str:

@@ -34,6 +34,7 @@ from bistream.text.certain_tokens import Encoded
 from bistream.text.characters import RETRACT
 from bistream.text.markup import MarkupReader
 from bistream.text.normalization import NormalizedCharacter
+from bistream.text.phonemes import token_of
 from bistream.text.preparation import TextPreparation
 from bistream.text.special_tokens import MARKS
 from bistream.text.text_ends import decided_pieces, is_complete, is_run_of_letters, starts_segment, whole_characters
@@ -117,7 +118,7 @@ class TextIn:
         found: list[TextToken | TextBreak] = []
         for one in markup.push(characters, final):
             if one.silence_ms is not None:
-                self._finish_plain_text(is_end=False)
+                self._finish_plain_text(found, is_end=False)
                 if self._segment == " ":
                     self._retract()
                 self._encode_normalized(found, closed=True)
@@ -129,9 +130,9 @@ class TextIn:
             elif self._preparation is None:
                 self._add_character(one.text, one.covered)
             else:
-                self._add_prepared(self._preparation.take(one.text, one.covered))
+                self._add_prepared(found, self._preparation.take(one.text, one.covered))
         if final:
-            self._finish_plain_text(is_end=True)
+            self._finish_plain_text(found, is_end=True)
         self._encode_normalized(found, closed=final)
         return found
 
@@ -140,19 +141,22 @@ class TextIn:
         self._scanned += characters
         while True:
             index, special = self._tokenizer.find_special(self._scanned, final)
-            self._add_plain_text(self._scanned[:index])
+            self._add_plain_text(tokens, self._scanned[:index])
             self._scanned = self._scanned[index:]
             if special is None:
                 break
             self._scanned = self._scanned[len(special) :]
             self._add_special(tokens, special, len(special))
         if final:
-            self._finish_plain_text(is_end=True)
+            self._finish_plain_text(tokens, is_end=True)
         self._encode_normalized(tokens, closed=final)
         return tokens
 
     def _add_special(self, tokens: list[TextToken | TextBreak], special: str, source_characters: int) -> None:
-        self._finish_plain_text(is_end=False)
+        self._finish_plain_text(tokens, is_end=False)
+        self._take_special(tokens, special, source_characters)
+
+    def _take_special(self, tokens: list[TextToken | TextBreak], special: str, source_characters: int) -> None:
         self._encode_normalized(tokens, closed=True)
         self._num_segmented += source_characters
         self._end_char = self._num_segmented
@@ -160,26 +164,28 @@ class TextIn:
         self._begins_part = False
         tokens.append(TextToken(self._tokenizer.special_tokens[special], self._end_char))
 
-    def _add_plain_text(self, characters: str) -> None:
+    def _add_plain_text(self, tokens: list[TextToken | TextBreak], characters: str) -> None:
         if self._preparation is None:
             for character in characters:
                 self._add_character(character, 1)
         else:
-            self._add_prepared(self._preparation.push(characters))
+            self._add_prepared(tokens, self._preparation.push(characters))
 
-    def _finish_plain_text(self, is_end: bool) -> None:
+    def _finish_plain_text(self, tokens: list[TextToken | TextBreak], is_end: bool) -> None:
         if self._preparation is not None:
             rest = self._preparation.finish(is_end)
             retracts = is_end and bool(rest) and rest[-1].character == RETRACT
-            self._add_prepared(rest[:-1] if retracts else rest)
+            self._add_prepared(tokens, rest[:-1] if retracts else rest)
             if retracts:
                 self._retract()
 
-    def _add_prepared(self, characters: list[NormalizedCharacter]) -> None:
+    def _add_prepared(self, tokens: list[TextToken | TextBreak], characters: list[NormalizedCharacter]) -> None:
         for one in characters:
             if one.character == RETRACT:
                 if self._ending[:1].isalnum():
                     self._retract()
+            elif one.character and (phoneme := token_of(one.character, self._tokenizer.spoken_tokens)) is not None:
+                self._take_special(tokens, phoneme, one.source_characters)
             elif one.character:
                 self._add_character(one.character, one.source_characters)
             elif self._segment:

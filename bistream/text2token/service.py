@@ -91,8 +91,8 @@ class SpeechTokenService:
         self._clock = clock
         if reads_numbers(config.text_normalization):
             load_for_server()
-        self._lexicon = ServerLexicon.from_file(config.lexicon)
         self._parts = load_parts(config, recorder) if parts is None else parts
+        self._lexicon = ServerLexicon.from_file(config.lexicon, self._parts.tokenizer.spoken_tokens)
         sizes = self._parts.sizes
         self._space = TokenSpace.of(sizes)
         longest = self._parts.engine.capabilities.max_sequence_ids

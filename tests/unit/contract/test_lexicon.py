@@ -1,4 +1,4 @@
-"""A lexicon is a JSON object of strings within limits; an error in it is one sentence."""
+"""A lexicon is a JSON object of respellings and phonemes within limits; an error in it is one sentence."""
 
 from __future__ import annotations
 
@@ -8,19 +8,28 @@ from typing import Any
 
 import pytest
 
-from bistream.contract.lexicon import MAX_ENTRIES, MAX_PHRASE_CHARS, MAX_RESPELLING_CHARS, read_lexicon, read_lexicon_file
+from bistream.contract.lexicon import MAX_ENTRIES, MAX_PHRASE_CHARS, MAX_RESPELLING_CHARS, Phonemes, read_lexicon, read_lexicon_file
 from bistream.errors import InvalidInputError
 
 
 def test_entries_are_phrases_and_respellings() -> None:
     assert read_lexicon('{"Nguyen": "win", "重庆": "虫庆"}') == {"Nguyen": "win", "重庆": "虫庆"}
+    assert read_lexicon('{"a": {"ph": "EY1", "alphabet": "cmu-arpabet"}}') == {"a": Phonemes("cmu-arpabet", "EY1")}
     assert read_lexicon(" \n") == {}
 
 
-@pytest.mark.parametrize("text", ("Nguyen", "[]", '{"a": 1}', '{"a": null}', '"a"', "{", "[" * 5000))
-def test_what_is_no_object_of_strings_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInputError, match="JSON object of strings"):
+@pytest.mark.parametrize("text", ("Nguyen", "[]", '"a"', "{", "[" * 5000))
+def test_what_is_no_object_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError, match="must be a JSON object"):
         read_lexicon(text)
+
+
+@pytest.mark.parametrize(
+    "value", (1, None, ["b"], {"ph": "B"}, {"alphabet": "ipa", "ph": 1}, {"alphabet": 1, "ph": "B"}, {"alphabet": "ipa", "pf": "B"})
+)
+def test_what_is_neither_a_respelling_nor_phonemes_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidInputError, match="must give 'a' a respelling or phonemes"):
+        read_lexicon(json.dumps({"a": value}))
 
 
 @pytest.mark.parametrize(
@@ -30,6 +39,7 @@ def test_what_is_no_object_of_strings_is_refused(text: str) -> None:
         ({"...": "dots"}, "phrase '...'"),
         ({"a" * (MAX_PHRASE_CHARS + 1): "b"}, f"at most {MAX_PHRASE_CHARS}"),
         ({"a": " "}, "respells 'a'"),
+        ({"a": {"alphabet": "pinyin", "ph": ""}}, "respells 'a'"),
         ({"a": "b" * (MAX_RESPELLING_CHARS + 1)}, f"more than {MAX_RESPELLING_CHARS}"),
         ({f"word{index}": "b" for index in range(MAX_ENTRIES + 1)}, f"more than {MAX_ENTRIES} entries"),
         ({f"word{index}": "b" * 100 for index in range(MAX_ENTRIES)}, "longer than"),

@@ -122,3 +122,15 @@ def test_entries_of_the_request_go_before_those_of_the_server(tmp_path: Path) ->
 def test_a_damaged_file_keeps_the_server_from_starting(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'lexicon'"):
         ServerLexicon.from_file(str(tmp_path / "none.json"))
+
+
+def test_phonemes_that_the_model_has_not_are_refused(tmp_path: Path) -> None:
+    entry = {"SQL": {"alphabet": "cmu-arpabet", "ph": "S IY1"}}
+    with pytest.raises(InvalidInputError, match="knows no phonemes"):
+        ServerLexicon().with_own(json.dumps(entry))
+    with pytest.raises(InvalidInputError, match=r"no phoneme \[IY1\]"):
+        ServerLexicon(phonemes=frozenset({"[S]"})).with_own(json.dumps(entry))
+    path = tmp_path / "lexicon.json"
+    path.write_text(json.dumps(entry))
+    with pytest.raises(ConfigError, match="knows no phonemes"):
+        ServerLexicon.from_file(str(path))

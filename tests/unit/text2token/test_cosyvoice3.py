@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -270,3 +271,36 @@ def test_a_phoneme_of_ssml_is_the_token_and_an_instruction_in_it_is_none(tokeniz
     special = {tokenizer.special_tokens[token] for token in ("[ch]", "[óng]", END_OF_PROMPT)}
     assert [one for one in marked if one in special] == [one for one in plain if one in special]
     assert marked.count(tokenizer.special_tokens[END_OF_PROMPT]) == 1, "of the default instruction"
+
+
+PRONOUNCED = {
+    "nginx": ("cmu-arpabet", "EH1 N JH IH0 N EH1 K S"),
+    "重庆": ("pinyin", "chong2 qing4"),
+    "New York": ("cmu-arpabet", "N UW1 Y AO1 R K"),
+}
+LEXICON = json.dumps({phrase: {"alphabet": alphabet, "ph": written} for phrase, (alphabet, written) in PRONOUNCED.items()})
+
+
+@given(
+    words=st.lists(st.sampled_from([*PRONOUNCED, "in", "20", "SQL", "well, then", "\U000f0001"]), min_size=1, max_size=6),
+    cuts=st.lists(st.integers(0, 99), max_size=6),
+    reading=st.sampled_from(["off", "auto"]),
+)
+@settings(max_examples=25, deadline=None)
+def test_phonemes_of_a_lexicon_are_those_of_ssml_whatever_the_cuts(
+    tokenizer: TextTokenizer, words: list[str], cuts: list[int], reading: str
+) -> None:
+    """A private character of the text is none of the phonemes that stand as such between the stages."""
+    text = f"Say {' '.join(words)}."
+    ends = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    pieces = [text[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    spoken, mailbox = fed(tokenizer, pieces, options=GenerationOptions(lexicon=LEXICON, text_normalization=reading))
+    marked = " ".join(
+        '<phoneme alphabet="{}" ph="{}">x</phoneme>'.format(*PRONOUNCED[word]) if word in PRONOUNCED else word for word in words
+    )
+    options = GenerationOptions(text_type="ssml", text_normalization=reading)
+    expected, _ = fed(tokenizer, [f"Say {marked}."], options=options)
+    ids = [[one for one in found if not SPACE.is_speech(one)] for found in (spoken, expected)]
+    assert ids[0] == ids[1]
+    last = mailbox.messages[-1]
+    assert isinstance(last, SpeechTokens) and last.text_consumed == len(text)
