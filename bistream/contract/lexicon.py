@@ -49,17 +49,21 @@ def read_lexicon(text: str) -> Lexicon:
 def _entry(phrase: str, value: Any) -> str | Phonemes:
     if len(phrase) > MAX_PHRASE_CHARS or not is_speakable(phrase):
         raise InvalidInputError(f"The lexicon has the phrase {phrase[:20]!r}; give it a letter and at most {MAX_PHRASE_CHARS} characters.")
-    phonemes = Phonemes(*map(value.get, ("alphabet", "ph"))) if isinstance(value, dict) and len(value) == len(Phonemes._fields) else None
-    respelling = value if phonemes is None else phonemes.written
-    if not isinstance(respelling, str) or (phonemes is not None and not isinstance(phonemes.alphabet, str)):
-        raise InvalidInputError(
-            f'The lexicon must give {phrase!r} a respelling or phonemes, "win" or {{"alphabet": "cmu-arpabet", "ph": "W IH1 N"}}.'
-        )
-    if len(respelling) > MAX_RESPELLING_CHARS or not is_speakable(respelling):
+    match value:
+        case str():
+            entry: str | Phonemes = value
+        case {"alphabet": str(alphabet), "ph": str(written)} if len(value) == len(Phonemes._fields):
+            entry = Phonemes(alphabet, written)
+        case _:
+            raise InvalidInputError(
+                f'The lexicon must give {phrase!r} a respelling or phonemes, "win" or {{"alphabet": "cmu-arpabet", "ph": "W IH1 N"}}.'
+            )
+    said = entry if isinstance(entry, str) else entry.written
+    if len(said) > MAX_RESPELLING_CHARS or not is_speakable(said):
         raise InvalidInputError(
             f"The lexicon respells {phrase!r} without a letter or with more than {MAX_RESPELLING_CHARS} characters; correct it."
         )
-    return phonemes or respelling
+    return entry
 
 
 def check_lexicon(text: str) -> None:
