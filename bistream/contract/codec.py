@@ -28,6 +28,7 @@ NUMPY_TYPES: dict[str, type[np.generic]] = {  # by Triton's wire name
     "BYTES": np.object_,
 }
 Arrays = dict[str, NDArray[Any]]  # by input or output name
+Values = Mapping[str, Any]  # likewise
 Request = TypeVar("Request")
 
 
@@ -54,17 +55,22 @@ def to_array(field: Field, value: Any) -> NDArray[Any]:
     return array if array.ndim == len(field.dims) else array.reshape([size if size > 0 else -1 for size in field.dims])
 
 
-def input_arrays(contract: ModelContract, values: Mapping[str, Any]) -> Arrays:
-    """Inputs by name. What says nothing (None, an empty text or array) is left out where it may be absent."""
+def input_values(contract: ModelContract, values: Values) -> Values:
+    """Without those that say nothing (None, an empty text or array), where they may be absent."""
     fields = contract.by_name
-    return {name: to_array(fields[name], value) for name, value in values.items() if not (fields[name].optional and _is_empty(value))}
+    return {name: value for name, value in values.items() if not (fields[name].optional and _is_empty(value))}
+
+
+def input_arrays(contract: ModelContract, values: Values) -> Arrays:
+    """``input_values`` as Triton takes them."""
+    return {name: to_array(contract.by_name[name], value) for name, value in input_values(contract, values).items()}
 
 
 def _is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, str | bytes | tuple | np.ndarray) and not len(value))
 
 
-def output_arrays(contract: ModelContract, values: Mapping[str, Any]) -> Arrays:
+def output_arrays(contract: ModelContract, values: Values) -> Arrays:
     return {field.name: to_array(field, values[field.name]) for field in contract.outputs if field.name in values}
 
 
@@ -120,7 +126,11 @@ class Inputs(ABC):
         self.contract = contract
 
     @abstractmethod
-    def _read(self, name: str) -> NDArray[Any] | None: ...
+    def _has(self, name: str) -> bool: ...
+
+    @abstractmethod
+    def _given(self, field: Field) -> Any:
+        """The value of an input that is there, checked. Raises ``InvalidInputError``."""
 
     def parameter(self, name: str) -> Any:
         """A parameter of the request: a string, a number or a truth value; ``None`` when absent."""
@@ -129,9 +139,8 @@ class Inputs(ABC):
     def value(self, name: str) -> Any:
         """Checked; the default of the field where it is absent."""
         field = self.contract.by_name[name]
-        array = self._read(name)
-        if array is not None:
-            return to_value(field, array)
+        if self._has(name):
+            return self._given(field)
         if field.optional:
             return field.default
         raise InvalidInputError(f"Input {name} is missing; send it as {field.form}.")
@@ -154,15 +163,21 @@ class Inputs(ABC):
             raise
 
 
-class ArrayInputs(Inputs):
-    """Of a call that came through a channel."""
+class CallInputs(Inputs):
+    """Of a call that came through a channel: plain values of a process of this server, and arrays, also of a client's request."""
 
-    def __init__(self, arrays: Arrays, contract: ModelContract) -> None:
+    def __init__(self, values: Values, contract: ModelContract) -> None:
         super().__init__(contract)
-        self._arrays = arrays
+        self._values = values
 
-    def _read(self, name: str) -> NDArray[Any] | None:
-        return self._arrays.get(name)
+    def _has(self, name: str) -> bool:
+        return self._values.get(name) is not None
+
+    def _given(self, field: Field) -> Any:
+        value = self._values[field.name]
+        if field.dims == (1, 1) and not isinstance(value, np.ndarray):
+            return checked(field, value)
+        return to_value(field, value if isinstance(value, np.ndarray) else to_array(field, value))
 
 
 def _build(kind: Any, inputs: Inputs, given: Mapping[str, Any]) -> Any:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
-
-import numpy as np
-
-from bistream.types import FloatArray
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -23,13 +19,3 @@ class LoadReport:
     reserve_pages: int = 0
     most_pages: int = 0
     chunks_join: bool = False
-
-    def to_array(self) -> FloatArray:
-        """float32 [1, 5], the output ``load_report`` of the wire contract."""
-        return np.array([astuple(self)], np.float32)
-
-    @classmethod
-    def from_array(cls, array: FloatArray) -> LoadReport:
-        capacity, *counts = array.reshape(-1).tolist()
-        pages, reserve_pages, most_pages, chunks_join = map(int, counts)
-        return cls(capacity, pages, reserve_pages, most_pages, bool(chunks_join))

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from bistream.contract.codec import Arrays
+from bistream.contract.codec import Values
 from bistream.contract.refusals import format_error, parse_error
 from bistream.errors import BistreamError, CancelledError, EngineError
 from bistream.transport.call_sockets import BUFFER_BYTES, READ_BYTES, Frames, frame
@@ -22,7 +22,6 @@ from bistream.transport.envelope import Message
 
 logger = logging.getLogger(__name__)
 
-Answers = asyncio.Queue[Message]
 CONNECT_TIMEOUT_S = 1.0  # a model that listens accepts at once
 _GIVEN_UP = format_error(CancelledError("The caller has given this call up."))
 
@@ -35,32 +34,34 @@ class CallChannel:
         self._path = path
         self._model = model
         self._numbers = itertools.count()
-        self._waiting: dict[int, Answers] = {}
+        self._waiting: dict[int, Callable[[Message], None]] = {}
         self._connection: _Connection | None = None
 
-    async def ask(self, arrays: Arrays) -> Arrays:
-        """The only answer to a call: a view of what came with it. Raises the ``BistreamError`` that it was answered with.
+    async def ask(self, values: Values) -> Values:
+        """The only answer to a call; its arrays are views of what came. Raises the ``BistreamError`` that it was answered with.
 
         Where the model cannot be reached, or goes, that is ``EngineError``; the next call tries to reach it again.
         """
-        number, answers = self._call(arrays)
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        number = self._call(values, lambda message: None if answer.done() else answer.set_result(message))
         try:
-            return _arrays(await answers.get())
+            return _values(await answer)
         finally:
             self._waiting.pop(number, None)
 
-    async def stream(self, arrays: Arrays, on_answer: Callable[[Arrays], Awaitable[None]]) -> None:
+    async def stream(self, values: Values, on_answer: Callable[[Values], Awaitable[None]]) -> None:
         """Pass on the answers to a call as they come, until the last. Raises as ``ask`` does.
 
         Cancelled, or when ``on_answer`` raises, it gives the call up, and the model learns of that.
         """
-        number, answers = self._call(arrays)
+        answers = asyncio.Queue[Message]()
+        number = self._call(values, answers.put_nowait)
         has_ended = False
         try:
             while not has_ended:
                 message = await answers.get()
                 has_ended = message.is_last
-                if given := _arrays(message):
+                if given := _values(message):
                     await on_answer(given)
         finally:
             self._waiting.pop(number, None)
@@ -73,22 +74,22 @@ class CallChannel:
             self._connection.close()
             self._connection = None
 
-    def _call(self, arrays: Arrays) -> tuple[int, Answers]:
-        number, answers = next(self._numbers), Answers()
-        data = frame([Message(number, arrays)])
+    def _call(self, values: Values, on_answer: Callable[[Message], None]) -> int:
+        number = next(self._numbers)
+        data = frame([Message(number, values)])
         try:
             if self._connection is None:
                 self._connection = _Connection(self._path, self._answer, self._lost)
         except OSError as error:
             raise self._failure(error) from None
-        self._waiting[number] = answers
+        self._waiting[number] = on_answer
         self._connection.send(data)
-        return number, answers
+        return number
 
     def _answer(self, messages: list[Message]) -> None:
         for message in messages:
-            if (answers := self._waiting.get(message.number)) is not None:  # else it was given up
-                answers.put_nowait(message)
+            if (on_answer := self._waiting.get(message.number)) is not None:  # else it was given up
+                on_answer(message)
 
     def _lost(self, connection: _Connection, error: Exception) -> None:
         if connection is not self._connection:  # a broken connection can report more than once; later calls use a new one
@@ -98,18 +99,18 @@ class CallChannel:
             logger.info("%s: %s", self._model, error)
             return
         failure = format_error(self._failure(error))
-        for number, answers in self._waiting.items():
-            answers.put_nowait(Message(number, error=failure))
+        for number, on_answer in self._waiting.items():
+            on_answer(Message(number, error=failure))
 
     def _failure(self, error: Exception) -> BistreamError:
         logger.error("%s cannot be called: %s", self._model, error)
         return EngineError("A model of the server failed; try again.")
 
 
-def _arrays(message: Message) -> Arrays:
+def _values(message: Message) -> Values:
     if message.error is not None:
         raise parse_error(message.error)
-    return message.arrays
+    return message.values
 
 
 class _Connection:

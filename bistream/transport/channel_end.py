@@ -16,14 +16,14 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 
-from bistream.contract.codec import ArrayInputs, Inputs
+from bistream.contract.codec import CallInputs, Inputs, Values
 from bistream.contract.fields import ModelContract
 from bistream.contract.refusals import format_error
 from bistream.errors import BistreamError
 from bistream.processes.control_files import LONGEST_STOP_S
 from bistream.transport.call_sockets import BUFFER_BYTES, READ_BYTES, Frames, frame
 from bistream.transport.envelope import Message
-from bistream.transport.sender import Answerer, Arrays, public_error
+from bistream.transport.sender import Answerer, public_error
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class ChannelEnd:
                 return
             answer = self._open[message.number] = CallAnswer(self, message.number)
         try:
-            self._handle(ArrayInputs(message.arrays, self._contract), answer)
+            self._handle(CallInputs(message.values, self._contract), answer)
         except Exception as error:
             answer.fail(public_error(error))
 
@@ -202,11 +202,11 @@ class CallAnswer:
         self._finished = False
         self._given_up = False
 
-    def send(self, arrays: Arrays) -> None:
-        self._answer(Message(self._number, dict(arrays), is_last=False))
+    def send(self, values: Values) -> None:
+        self._answer(Message(self._number, values, is_last=False))
 
-    def send_last(self, arrays: Arrays) -> None:
-        self._answer(Message(self._number, dict(arrays)))
+    def send_last(self, values: Values) -> None:
+        self._answer(Message(self._number, values))
 
     def finish(self) -> None:
         self._answer(Message(self._number))

@@ -10,20 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bistream.contract.codec import Values, output_arrays
+from bistream.contract.fields import ModelContract
 from bistream.contract.refusals import format_error
 from bistream.errors import BistreamError, EngineError
 from bistream.transport.outbox import Outbox
 from bistream.types import AudioChunk
 
 logger = logging.getLogger(__name__)
-
-Arrays = Mapping[str, NDArray[Any]]
 
 _FAILED_SENTENCE = "The server failed unexpectedly; its log has the reason. Try again."
 # Triton status of each error code; ENGINE_ERROR is INTERNAL.
@@ -48,12 +47,12 @@ def public_error(error: BaseException) -> BistreamError:
     return EngineError(_FAILED_SENTENCE)
 
 
-def output_tensors(pb_utils: Any, arrays: Arrays) -> list[Any]:
-    return [pb_utils.Tensor(name, np.ascontiguousarray(array)) for name, array in arrays.items()]
+def output_tensors(pb_utils: Any, contract: ModelContract, values: Values) -> list[Any]:
+    return [pb_utils.Tensor(name, array) for name, array in output_arrays(contract, values).items()]
 
 
-def data_response(pb_utils: Any, arrays: Arrays) -> Any:
-    return pb_utils.InferenceResponse(output_tensors=output_tensors(pb_utils, arrays))
+def data_response(pb_utils: Any, contract: ModelContract, values: Values) -> Any:
+    return pb_utils.InferenceResponse(output_tensors=output_tensors(pb_utils, contract, values))
 
 
 def error_response(pb_utils: Any, error: BistreamError) -> Any:
@@ -64,10 +63,10 @@ def error_response(pb_utils: Any, error: BistreamError) -> Any:
 class Answerer(Protocol):
     """Answers one request of a sibling. Thread-safe; nothing raises, and after the end everything is harmless."""
 
-    def send(self, arrays: Arrays) -> None:
+    def send(self, values: Values) -> None:
         """One response with these outputs, of several."""
 
-    def send_last(self, arrays: Arrays) -> None:
+    def send_last(self, values: Values) -> None:
         """The last response, with these outputs."""
 
     def finish(self) -> None:
@@ -83,24 +82,26 @@ class Answerer(Protocol):
 class ResponseSender:
     """Answers one decoupled request. No method raises; after ``finish`` or ``fail`` every method is harmless."""
 
-    def __init__(self, pb_utils: Any, triton_sender: Any) -> None:
+    def __init__(self, pb_utils: Any, triton_sender: Any, contract: ModelContract) -> None:
+        """contract: of the model that answers."""
         self._pb_utils = pb_utils
+        self._contract = contract
         self._triton_sender = triton_sender
         self._lock = threading.Lock()
         self._finished = False
         self._cancelled = False
 
-    def send(self, arrays: Arrays) -> None:
+    def send(self, values: Values) -> None:
         """One response with these outputs; dropped when the request is finished."""
-        self._send(arrays, final=False)
+        self._send(values, final=False)
 
-    def send_last(self, arrays: Arrays) -> None:
+    def send_last(self, values: Values) -> None:
         """One response with these outputs and the final flag."""
-        self._send(arrays, final=True)
+        self._send(values, final=True)
 
-    def _send(self, arrays: Arrays, final: bool) -> None:
+    def _send(self, values: Values, final: bool) -> None:
         try:
-            tensors = output_tensors(self._pb_utils, arrays)
+            tensors = output_tensors(self._pb_utils, self._contract, values)
             response = self._pb_utils.InferenceResponse(output_tensors=tensors)
         except Exception as error:
             self.fail(public_error(error))
@@ -149,7 +150,7 @@ class ResponseSender:
 
 
 class BistreamAudioSender:
-    """``ports.AudioSender`` in the tensors of ``cosyvoice2_bistream``."""
+    """``ports.AudioSender`` in the outputs of ``cosyvoice2_bistream``."""
 
     def __init__(self, sender: ResponseSender, outbox: Outbox) -> None:
         self._sender = sender
@@ -157,10 +158,10 @@ class BistreamAudioSender:
 
     async def send(self, chunk: AudioChunk) -> None:
         submit = self._outbox.submit if chunk.sequence_number else self._outbox.submit_first
-        await asyncio.wrap_future(submit(self._sender.send, self.arrays(chunk)))
+        await asyncio.wrap_future(submit(self._sender.send, self.values(chunk)))
 
     def report(self, heard: AudioChunk) -> None:
-        self._outbox.submit(self._sender.send, self.arrays(heard))
+        self._outbox.submit(self._sender.send, self.values(heard))
 
     def finish(self, error: BistreamError | None) -> None:
         if error is None:
@@ -172,27 +173,22 @@ class BistreamAudioSender:
         return self._sender.is_cancelled()
 
     @staticmethod
-    def arrays(chunk: AudioChunk) -> dict[str, NDArray[Any]]:
-        return {
-            "waveform": chunk.waveform.reshape(1, -1).astype(np.float32, copy=False),  # [1, N]
-            "sequence_number": np.array([[chunk.sequence_number]], np.int32),
-            "text_consumed": np.array([[chunk.text_consumed]], np.int32),
-            "text_position": np.array([[chunk.text_position]], np.int32),
-        }
+    def values(chunk: AudioChunk) -> Values:
+        return {name: getattr(chunk, name) for name in ("waveform", "sequence_number", "text_consumed", "text_position")}
 
 
 class CallAudioSender:
-    """``ports.AudioSender`` of a call by another model, in the same tensors: an answer is only put beside others of its channel."""
+    """``ports.AudioSender`` of a call by another model, in the same outputs: an answer is only put beside others of its channel."""
 
     def __init__(self, answer: Answerer) -> None:
         self._answer = answer
         self.is_cancelled = answer.is_cancelled
 
     async def send(self, chunk: AudioChunk) -> None:
-        self._answer.send(BistreamAudioSender.arrays(chunk))
+        self._answer.send(BistreamAudioSender.values(chunk))
 
     def report(self, heard: AudioChunk) -> None:
-        self._answer.send(BistreamAudioSender.arrays(heard))
+        self._answer.send(BistreamAudioSender.values(heard))
 
     def finish(self, error: BistreamError | None) -> None:
         if error is None:
@@ -202,11 +198,11 @@ class CallAudioSender:
 
 
 class WaveformSender(BistreamAudioSender):
-    """``ports.AudioSender`` in upstream's tensors: the waveform alone, flat."""
+    """``ports.AudioSender`` in upstream's outputs: the waveform alone."""
 
     @staticmethod
-    def arrays(chunk: AudioChunk) -> dict[str, NDArray[Any]]:
-        return {"waveform": chunk.waveform.reshape(-1).astype(np.float32, copy=False)}  # [N]
+    def values(chunk: AudioChunk) -> Values:
+        return {"waveform": chunk.waveform}
 
 
 class CollectingSender:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from typing import Any, Protocol
 
-from bistream.contract.codec import Arrays, flat_values, input_arrays, output_arrays
+from bistream.contract.codec import Arrays, Values, flat_values, input_arrays, input_values
 from bistream.contract.fields import AUDIO_TOKENIZER, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV, ModelContract
 from bistream.errors import CancelledError, EngineError, ShuttingDownError, UnknownSessionError
 from bistream.sessions.ports import Ports
@@ -40,7 +40,7 @@ def prompt_values(prompt: VoicePrompt) -> dict[str, Any]:
 class Calling(Protocol):
     """A ``CallChannel``."""
 
-    async def ask(self, arrays: Arrays) -> Arrays: ...
+    async def ask(self, values: Values) -> Values: ...
 
 
 def open_channel(contract: ModelContract) -> CallChannel:
@@ -65,9 +65,9 @@ class SiblingVoice:
         return SpeakerFeatures(outputs["prompt_spk_embedding"], outputs["prompt_speech_feat"])
 
     def speaker_of_labels(self, labels: Labels, seed: int) -> IntArray:
-        async def asked() -> Arrays:  # in a loop and on a connection of its own: these voices are made seldom, and on another thread
+        async def asked() -> Values:  # in a loop and on a connection of its own: these voices are made seldom, and on another thread
             with closing(open_channel(LLM_BISTREAM)) as channel:
-                return await channel.ask(input_arrays(LLM_BISTREAM, {**flat_values(labels), "seed": seed}))
+                return await channel.ask(input_values(LLM_BISTREAM, {**flat_values(labels), "seed": seed}))
 
         made: IntArray = asyncio.run(asked())["made_voice"]
         return made
@@ -102,8 +102,8 @@ class SiblingLanguageModel:
     async def cancel(self, session_id: str) -> None:
         await _send_cancel(self._channel, LLM_BISTREAM, session_id)
 
-    async def _ask(self, values: dict[str, Any]) -> Arrays:
-        return await self._channel.ask(input_arrays(LLM_BISTREAM, values))
+    async def _ask(self, values: Values) -> Values:
+        return await self._channel.ask(input_values(LLM_BISTREAM, values))
 
 
 class SiblingToken2Wav:
@@ -134,12 +134,12 @@ class SiblingToken2Wav:
     async def cancel(self, session_id: str) -> None:
         await _send_cancel(self._channel, TOKEN2WAV, session_id)
 
-    async def _waveform(self, values: dict[str, Any]) -> FloatArray:
-        outputs = await self._channel.ask(input_arrays(TOKEN2WAV, values))
+    async def _waveform(self, values: Values) -> FloatArray:
+        outputs = await self._channel.ask(input_values(TOKEN2WAV, values))
         if not outputs:
             raise EngineError("token2wav ended a request without a response; try again.")
         if (report := outputs.get("load_report")) is not None:
-            self._report = LoadReport.from_array(report)
+            self._report = LoadReport(*report)
         waveform: FloatArray = outputs["waveform"]
         return waveform
 
@@ -148,23 +148,22 @@ class SiblingToken2Wav:
         return self._report
 
 
-def speech_tokens(outputs: Arrays) -> SpeechTokens:
-    """One response of ``llm_bistream``."""
-    text_fed, text_tokens_fed, attended = outputs["text_fed"].reshape(-1).tolist()
-    reason = FinishReason(outputs["finish_reason"].reshape(-1)[0].decode("utf-8")) if outputs["is_final"].reshape(-1)[0] else None
+def speech_tokens(outputs: Values) -> SpeechTokens:
+    """One answer of ``llm_bistream`` to a call."""
+    text_fed, text_tokens_fed, attended = outputs["text_fed"]
     return SpeechTokens(
-        token_ids=tuple(int(token) for token in outputs["speech_token_ids"]),
-        text_consumed=int(outputs["text_consumed"].reshape(-1)[0]),
-        finish_reason=reason,
-        is_resting=bool(outputs["is_resting"].reshape(-1)[0]),
+        token_ids=tuple(outputs["speech_token_ids"]),
+        text_consumed=outputs["text_consumed"],
+        finish_reason=FinishReason(outputs["finish_reason"]) if outputs["is_final"] else None,
+        is_resting=outputs["is_resting"],
         text_fed=text_fed,
         text_tokens_fed=text_tokens_fed,
         text_attended=None if attended < 0 else attended,
-        breaks=tuple(SpeechBreak(*row) for row in outputs["speech_breaks"].tolist()) if "speech_breaks" in outputs else (),
+        breaks=tuple(SpeechBreak(*row) for row in outputs.get("speech_breaks", ())),
     )
 
 
-def speech_token_arrays(message: SpeechTokens) -> Arrays:
+def speech_token_values(message: SpeechTokens) -> Values:
     """The outputs of ``llm_bistream`` for one message; the inverse of ``speech_tokens``."""
     attended = -1 if message.text_attended is None else message.text_attended
     values: dict[str, Any] = {
@@ -177,12 +176,12 @@ def speech_token_arrays(message: SpeechTokens) -> Arrays:
     }
     if message.breaks:
         values["speech_breaks"] = [dataclasses.astuple(one) for one in message.breaks]
-    return output_arrays(LLM_BISTREAM, values)
+    return values
 
 
 async def _send_cancel(channel: Calling, contract: ModelContract, session_id: str) -> None:
     with suppress(UnknownSessionError, CancelledError):  # it has ended
-        await channel.ask(input_arrays(contract, {"session_id": session_id, "is_cancel": True}))
+        await channel.ask(input_values(contract, {"session_id": session_id, "is_cancel": True}))
 
 
 class SiblingModels:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from bistream.contract.codec import Arrays
+from bistream.contract.codec import Values
 from bistream.contract.refusals import accepts_no_sessions, client_has_gone, shut_down
 from bistream.errors import BistreamError, EngineError
 from bistream.sessions.event_loop import EventLoop
@@ -47,9 +47,9 @@ class HandOver:
         self._loop = EventLoop("bistream-handover")
         self._loop.call(lambda: self._loop.start_task(self._watch()))
 
-    def handle(self, arrays: Arrays, sender: AudioSender) -> None:
+    def handle(self, values: Values, sender: AudioSender) -> None:
         """Returns at once and never raises. ``sender`` is finished exactly once, after the audio."""
-        if not self._loop.call(self._begin, arrays, sender):
+        if not self._loop.call(self._begin, values, sender):
             sender.finish(accepts_no_sessions())
 
     def close(self) -> None:
@@ -59,17 +59,17 @@ class HandOver:
         self._poller.close()
         self._channel.close()
 
-    def _begin(self, arrays: Arrays, sender: AudioSender) -> None:
-        self._calls[sender] = _Call(self._loop.start_task(self._pass_on(arrays, sender)))
+    def _begin(self, values: Values, sender: AudioSender) -> None:
+        self._calls[sender] = _Call(self._loop.start_task(self._pass_on(values, sender)))
         self._some.set()
 
-    async def _pass_on(self, arrays: Arrays, sender: AudioSender) -> None:
-        async def send(answer: Arrays) -> None:
-            await sender.send(AudioChunk(answer["waveform"].reshape(-1), int(answer["sequence_number"].item()), 0))
+    async def _pass_on(self, values: Values, sender: AudioSender) -> None:
+        async def send(answer: Values) -> None:
+            await sender.send(AudioChunk(answer["waveform"], answer["sequence_number"], 0))
 
         error: BistreamError | None = None
         try:
-            await self._channel.stream(arrays, send)
+            await self._channel.stream(values, send)
         except asyncio.CancelledError:
             error = self._calls[sender].error or shut_down()
         except BistreamError as told:

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bistream.contract.checks import check_session_secret
-from bistream.contract.codec import Arrays, Inputs, scalar_array
+from bistream.contract.codec import Arrays, Inputs, Values, to_value
+from bistream.contract.field import Field
 from bistream.contract.fields import SESSION_SECRET_PARAMETER, ModelContract
 from bistream.errors import InvalidInputError
 from bistream.sessions.ports import BistreamRequest
@@ -24,9 +24,11 @@ class TritonInputs(Inputs):
         self._request = request
         self._tensors = {tensor.name(): tensor for tensor in request.inputs()}  # each call makes new objects of all of them
 
-    def _read(self, name: str) -> NDArray[Any] | None:
-        tensor = self._tensors.get(name)
-        return None if tensor is None else tensor.as_numpy()
+    def _has(self, name: str) -> bool:
+        return name in self._tensors
+
+    def _given(self, field: Field) -> Any:
+        return to_value(field, self._tensors[field.name].as_numpy())
 
     def arrays(self) -> Arrays:
         """All of the contract's that the request has, as they came. Copied: Triton reuses the memory."""
@@ -44,7 +46,7 @@ def bistream_request(inputs: Inputs) -> BistreamRequest:
     return inputs.read(BistreamRequest, session_secret=secret)
 
 
-def upstream_arrays(inputs: TritonInputs, is_offline: bool) -> Arrays:
+def upstream_values(inputs: TritonInputs, is_offline: bool) -> Values:
     """The call of ``cosyvoice2_bistream`` for a request in upstream's tensors: a session with its whole text, or recording to convert.
 
     The values are checked where they are used.
@@ -54,7 +56,7 @@ def upstream_arrays(inputs: TritonInputs, is_offline: bool) -> Arrays:
         raise InvalidInputError("Input target_text is missing; send the text to speak, or source_wav to convert a recording.")
     if inputs.contract.takes_blank_transcript and not (inputs.value("reference_text") or "").strip():
         arrays.pop("reference_text", None)
-    return {**arrays, "is_offline": scalar_array(is_offline, np.bool_)}
+    return {**arrays, "is_offline": is_offline}
 
 
 def voice_prompt(inputs: Inputs, mel_bins: int) -> VoicePrompt | None:

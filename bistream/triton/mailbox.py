@@ -18,7 +18,8 @@ from bistream.types import FinishReason, SpeechBreak, SpeechTokens
 Message = SpeechTokens | BistreamError
 Answer = Callable[[Message], None]
 
-MAX_HOLD_S = 0.05  # a slow language model's tokens go out as they come: even a few help a listener short of audio
+HOLD_S = 0.05  # at least: a slow language model's tokens go out as they come to a listener short of audio
+_HOLD_SHARE = 0.5  # of what a listener has
 
 
 class TokenMailbox:
@@ -40,7 +41,7 @@ class TokenMailbox:
         self._finish_reason: FinishReason | None = None
         self._error: BistreamError | None = None
         self._waiting: Answer | None = None
-        self._wanted_tokens = 1  # by the waiting request
+        self._wanted_tokens, self._hold_s = 1, HOLD_S  # of the waiting request
         self._drained = False
 
     @property
@@ -79,9 +80,9 @@ class TokenMailbox:
         if answer is not None and taken is not None:
             answer(taken)
 
-    def take(self, answer: Answer, wanted_tokens: int = 1) -> None:
+    def take(self, answer: Answer, wanted_tokens: int = 1, slack_s: float | None = None) -> None:
         """``answer`` is called once, now or by a later ``post``: with at least ``wanted_tokens``, fewer when no more come for
-        now (none, where only that is news) or the oldest has waited for ``MAX_HOLD_S``.
+        now (none, where only that is news) or the oldest has waited for half of ``slack_s``, the audio that the listener has.
 
         Raises ``UnknownSessionError`` after the end, ``InvalidInputError``
         while another request is waiting."""
@@ -90,7 +91,7 @@ class TokenMailbox:
                 raise UnknownSessionError("This session has ended and its last message was taken; start another one.")
             if self._waiting is not None:
                 raise InvalidInputError("A request for this session's tokens is already waiting; wait for its answer.")
-            self._wanted_tokens = wanted_tokens
+            self._wanted_tokens, self._hold_s = wanted_tokens, max(HOLD_S, _HOLD_SHARE * (slack_s or 0.0))
             if self._first_hop_lacks is None:
                 self._first_hop_lacks = wanted_tokens
             taken = self._taken()
@@ -124,4 +125,4 @@ class TokenMailbox:
 
     def _is_enough(self) -> bool:
         held_s = self._clock() - self._oldest_at
-        return len(self._token_ids) >= self._wanted_tokens or self._is_resting or self._error is not None or held_s >= MAX_HOLD_S
+        return len(self._token_ids) >= self._wanted_tokens or self._is_resting or self._error is not None or held_s >= self._hold_s

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 from bistream.config import RuntimeConfig
-from bistream.contract.codec import Inputs
+from bistream.contract.codec import Inputs, Values
 from bistream.contract.fields import ModelContract
 from bistream.contract.refusals import accepts_no_sessions
 from bistream.errors import BistreamError
@@ -24,7 +24,7 @@ from bistream.metrics.recorder import Recorder
 from bistream.processes.start_phases import interpreter_is_ready, phase
 from bistream.transport.call_sockets import socket_path
 from bistream.transport.channel_end import CallAnswer, ChannelEnds
-from bistream.transport.sender import Answerer, Arrays, ResponseSender, data_response, error_response, public_error
+from bistream.transport.sender import Answerer, ResponseSender, data_response, error_response, public_error
 from bistream.triton.free_memory import release_free_memory_now_and_then
 from bistream.triton.inputs import TritonInputs
 from bistream.triton.startup import (
@@ -101,7 +101,7 @@ class DecoupledModel(TritonModel):
 
     def execute(self, requests: Sequence[Any]) -> None:
         for request in requests:
-            sender = ResponseSender(self.backend, request.get_response_sender())
+            sender = ResponseSender(self.backend, request.get_response_sender(), self.contract)
             try:
                 self.take(TritonInputs(request, self.contract), sender)
             except Exception as error:
@@ -131,7 +131,7 @@ class BatchedModel(TritonModel):
         except Exception as error:
             return public_error(error)
 
-    def _answers(self, items: Sequence[Any]) -> Sequence[Arrays | BistreamError]:
+    def _answers(self, items: Sequence[Any]) -> Sequence[Values | BistreamError]:
         try:
             return self.answers(items) if items else []
         except Exception as error:
@@ -139,17 +139,17 @@ class BatchedModel(TritonModel):
                 return [public_error(error)]
             return [answer for item in items for answer in self._answers([item])]  # one request must not fail the others
 
-    def _response(self, answer: Arrays | BistreamError) -> Any:
+    def _response(self, answer: Values | BistreamError) -> Any:
         if isinstance(answer, BistreamError):
             return error_response(self.backend, answer)
-        return data_response(self.backend, answer)
+        return data_response(self.backend, self.contract, answer)
 
     @abstractmethod
     def read(self, inputs: Inputs) -> Any:
         """What ``answers`` needs of one request. An exception becomes its answer."""
 
     @abstractmethod
-    def answers(self, items: Sequence[Any]) -> Sequence[Arrays]:
+    def answers(self, items: Sequence[Any]) -> Sequence[Values]:
         """The outputs by name for each item. After an exception each is tried alone."""
 
 
@@ -210,10 +210,10 @@ class UnaryModel(TritonModel):
     def _response(self, request: Any) -> Any:
         try:
             self.refuse_when_closing()
-            return data_response(self.backend, self.answer(TritonInputs(request, self.contract), request))
+            return data_response(self.backend, self.contract, self.answer(TritonInputs(request, self.contract), request))
         except Exception as error:
             return error_response(self.backend, public_error(error))
 
     @abstractmethod
-    def answer(self, inputs: TritonInputs, request: Any) -> Arrays:
+    def answer(self, inputs: TritonInputs, request: Any) -> Values:
         """The outputs by name. An exception becomes the request's answer."""

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from bistream.config import RuntimeConfig
+from bistream.contract.codec import Values
 from bistream.contract.fields import CALLED_BISTREAM, ModelContract
 from bistream.transport.outbox import Outbox
 from bistream.transport.overlap import OverlappingSender
-from bistream.transport.sender import Arrays, CollectingSender, ResponseSender, WaveformSender
+from bistream.transport.sender import CollectingSender, ResponseSender, WaveformSender
 from bistream.transport.sibling_ports import open_channel
 from bistream.triton.handover import HandOver
-from bistream.triton.inputs import TritonInputs, upstream_arrays
+from bistream.triton.inputs import TritonInputs, upstream_values
 from bistream.triton.model import DecoupledModel, UnaryModel
 from bistream.triton.startup import is_decoupled
 
@@ -38,13 +39,13 @@ class _Streaming(_HandingOver, DecoupledModel):
     def handle(self, inputs: TritonInputs, sender: ResponseSender) -> None:
         repeated = self.contract.repeated_samples
         chunks = OverlappingSender(sender, self._outbox, repeated) if repeated else WaveformSender(sender, self._outbox)
-        self._hand_over.handle(upstream_arrays(inputs, is_offline=False), chunks)
+        self._hand_over.handle(upstream_values(inputs, is_offline=False), chunks)
 
 
 class _Offline(_HandingOver, UnaryModel):
-    def answer(self, inputs: TritonInputs, request: Any) -> Arrays:
+    def answer(self, inputs: TritonInputs, request: Any) -> Values:
         sender = CollectingSender(request)
-        self._hand_over.handle(upstream_arrays(inputs, is_offline=True), sender)
+        self._hand_over.handle(upstream_values(inputs, is_offline=True), sender)
         return {"waveform": sender.wait()}
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
-
 from bistream.contract.voices import ListedVoice, format_voices
 from bistream.transport.sender import Answerer, public_error
 
@@ -27,7 +25,7 @@ class VoiceLists:
         except Exception as error:
             sender.fail(public_error(error))
         else:
-            sender.send_last({"voices": np.array([[data]], object)})
+            sender.send_last({"voices": data})
 
     def close(self) -> None:
         self._thread.shutdown()

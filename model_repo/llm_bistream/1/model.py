@@ -8,7 +8,7 @@ from functools import partial
 import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
-from bistream.contract.codec import Inputs, output_arrays
+from bistream.contract.codec import Inputs
 from bistream.contract.fields import LLM_BISTREAM
 from bistream.errors import BistreamError, UnknownSessionError
 from bistream.metrics.catalogue import AUDIO_STAGE, TIER
@@ -17,7 +17,7 @@ from bistream.text.preparation import chosen_normalization
 from bistream.text2token.one_table.prompts import Labels, SpeakerTokens
 from bistream.text2token.service import LanguageModelStart
 from bistream.transport.sender import Answerer, public_error
-from bistream.transport.sibling_ports import speech_token_arrays
+from bistream.transport.sibling_ports import speech_token_values
 from bistream.triton.mailbox import TokenMailbox
 from bistream.triton.model import SiblingModel
 from bistream.triton.ordered_work import OrderedWork
@@ -118,7 +118,7 @@ class TritonPythonModel(SiblingModel):
         slack_s, wanted, waiting = inputs.value("slack_s"), inputs.value("wanted_tokens") or 1, mailbox.num_tokens
         if slack_s is not None:  # the caller does not know of the tokens that wait here
             self._service.demand(session_id, slack_s + waiting / self._service.tokens_per_second, wanted - waiting)
-        mailbox.take(answer, wanted)
+        mailbox.take(answer, wanted, slack_s)
 
     def _drop_old_mailboxes(self) -> None:
         """Drop drained mailboxes and, beyond max_sessions, the oldest finished ones that were never drained."""
@@ -141,7 +141,7 @@ def _send(sender: Answerer, message: SpeechTokens | BistreamError) -> None:
         sender.fail(message)
         return
     if message.token_ids or message.is_final:
-        sender.send(speech_token_arrays(message))
+        sender.send(speech_token_values(message))
     if message.is_final:
         sender.finish()
 
@@ -150,11 +150,11 @@ def _answer(sender: Answerer, message: SpeechTokens | BistreamError) -> None:
     if isinstance(message, BistreamError):
         sender.fail(message)
     else:
-        sender.send_last(speech_token_arrays(message))
+        sender.send_last(speech_token_values(message))
 
 
 def _answer_voice(sender: Answerer, voice: SpeakerTokens | BistreamError) -> None:
     if isinstance(voice, BistreamError):
         sender.fail(voice)
     else:
-        sender.send_last(output_arrays(LLM_BISTREAM, {"made_voice": voice.numbers}))
+        sender.send_last({"made_voice": voice.numbers})

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
-from bistream.contract.codec import Inputs
+from bistream.contract.codec import Inputs, Values
 from bistream.contract.fields import SPEAKER_EMBEDDING
-from bistream.transport.sender import Arrays
 from bistream.triton.model import BatchedModel
 from bistream.triton.startup import yield_cores, yield_gpu
 from bistream.types import FloatArray
@@ -30,7 +29,7 @@ class TritonPythonModel(BatchedModel):
 
         return check_reference_audio(inputs.value("reference_wav"), None, self.config)
 
-    def answers(self, items: Sequence[FloatArray]) -> list[Arrays]:
+    def answers(self, items: Sequence[FloatArray]) -> list[Values]:
         found = self._encoder.features_of(items)
         return [{"prompt_spk_embedding": one.embedding, "prompt_speech_feat": one.mel} for one in found]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import astuple
 from functools import partial
 
 import triton_python_backend_utils as pb_utils
@@ -92,7 +93,7 @@ class TritonPythonModel(SiblingModel):
         if error is not None:
             sender.fail(public_error(error))
             return
-        sender.send_last({"waveform": future.result(), "load_report": self._token2wav.report().to_array()})
+        sender.send_last({"waveform": future.result(), "load_report": astuple(self._token2wav.report())})
 
 
 def _speed(inputs: Inputs) -> float:

@@ -16,7 +16,7 @@ from bistream.client.exchange import SessionExchange
 from bistream.client.messages import RequestMessages
 from bistream.client.opening import START_ARGUMENTS, SessionStarts
 from bistream.client.say import parse_arguments, start_session
-from bistream.contract.codec import ArrayInputs, Arrays, flat_values, input_arrays, to_array, to_value
+from bistream.contract.codec import CallInputs, Values, flat_values, input_values, to_array, to_value
 from bistream.contract.field import Field
 from bistream.contract.fields import CONTRACTS, COSYVOICE2_BISTREAM, LLM_BISTREAM
 from bistream.sessions.ports import BistreamRequest
@@ -113,10 +113,10 @@ def test_what_the_language_model_is_told_is_one_object() -> None:
 
 class Asked:
     def __init__(self) -> None:
-        self.arrays: Arrays = {}
+        self.values: Values = {}
 
-    async def ask(self, arrays: Arrays) -> Arrays:
-        self.arrays = arrays
+    async def ask(self, values: Values) -> Values:
+        self.values = values
         return {}
 
 
@@ -135,7 +135,7 @@ def test_an_option_reaches_the_language_model(name: str, language_model_starts: 
     (start,) = language_model_starts
     channel = Asked()
     asyncio.run(SiblingLanguageModel(channel).start(start))
-    read = ArrayInputs(channel.arrays, LLM_BISTREAM).read(LanguageModelStart)
+    read = CallInputs(channel.values, LLM_BISTREAM).read(LanguageModelStart)
     # A session that the orchestrator has never had is told as the session's own id (``earlier_speech.py``).
     expected = start.session_id if name == "continues" else value_of(FIELDS[name])
     assert getattr(start.options, name) == getattr(read.options, name) == expected
@@ -196,5 +196,5 @@ def test_a_value_survives_its_array(data: st.DataObject) -> None:
 
 def test_what_says_nothing_is_not_sent() -> None:
     start = LanguageModelStart("s", b"", False, "", np.zeros(0, np.int32))
-    sent = input_arrays(LLM_BISTREAM, flat_values(start))
+    sent = input_values(LLM_BISTREAM, flat_values(start))
     assert set(sent) == {"session_id", "is_end", "seed", "temperature"}

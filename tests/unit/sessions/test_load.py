@@ -225,11 +225,3 @@ def test_different_recordings_are_different_voices() -> None:
     assert len(set(voices)) == 4
     assert need_of(heard, SPEAKING, REPORT, Lengths()).voice == need_of(replace(heard), SPEAKING, REPORT, Lengths()).voice
     assert need_of(known, replace(SPEAKING, voice_tokens=None), REPORT, Lengths()).voice_pages == 15
-
-
-def test_a_report_crosses_the_wire() -> None:
-    report = LoadReport(123.5, 3000, 10, 8, chunks_join=True)
-    array = report.to_array()
-    assert array.shape == (1, 5)
-    assert array.dtype == np.float32
-    assert LoadReport.from_array(array) == report

@@ -6,23 +6,23 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from bistream.contract.codec import ArrayInputs, Inputs
+from bistream.contract.codec import CallInputs, Inputs, Values
 from bistream.contract.fields import CALLED_BISTREAM, LLM_BISTREAM, TOKEN2WAV
-from bistream.contract.refusals import parse_error
+from bistream.errors import BistreamError
 from bistream.transport.call_sockets import socket_path
 from bistream.transport.channel_end import ChannelEnds
 from bistream.transport.sender import Answerer
-from tests.unit.triton.fakes import Arrays, FakeResponse
 
 WAIT_S = 120.0
+Answer = Values | BistreamError  # no values: the call ends without an answer
 CONTRACTS = (LLM_BISTREAM, TOKEN2WAV, CALLED_BISTREAM)
 
 
 class Siblings:
     """They listen in the control directory of the environment. calls: (model, inputs), in the order of their arrival."""
 
-    def __init__(self, answer: Callable[[str, Arrays], list[FakeResponse]]) -> None:
-        self.calls: list[tuple[str, Arrays]] = []
+    def __init__(self, answer: Callable[[str, Values], Answer]) -> None:
+        self.calls: list[tuple[str, Values]] = []
         self._answer = answer
         self._outbox = ThreadPoolExecutor(1)
         self._ends = [
@@ -35,12 +35,12 @@ class Siblings:
         self._outbox.shutdown()
 
     def handle(self, model: str, inputs: Inputs, sender: Answerer) -> None:
-        assert isinstance(inputs, ArrayInputs)
-        self.calls.append((model, inputs._arrays))
-        (response,) = self._answer(model, inputs._arrays)
-        if response.has_error():
-            sender.fail(parse_error(response.error().message()))
-        elif arrays := response.arrays():
-            sender.send_last(arrays)
+        assert isinstance(inputs, CallInputs)
+        self.calls.append((model, inputs._values))
+        answer = self._answer(model, inputs._values)
+        if isinstance(answer, BistreamError):
+            sender.fail(answer)
+        elif answer:
+            sender.send_last(answer)
         else:
             sender.finish()

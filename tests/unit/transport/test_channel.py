@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.contract.codec import ArrayInputs, Arrays, Inputs, scalar_array
+from bistream.contract.codec import CallInputs, Inputs, Values
 from bistream.contract.fields import TOKEN2WAV
 from bistream.errors import BusyError, EngineError, InvalidInputError, UnknownSessionError
 from bistream.processes.control_files import CONTROL_VARIABLE
@@ -31,13 +31,13 @@ from bistream.transport.sender import Answerer
 WAIT_S = 120.0
 
 
-def call(number: int) -> Arrays:
-    return {"seed": scalar_array(number, np.int64)}
+def call(number: int) -> Values:
+    return {"seed": number}
 
 
 def echo(inputs: Inputs, sender: Answerer) -> None:
-    assert isinstance(inputs, ArrayInputs)
-    sender.send_last(inputs._arrays)
+    assert isinstance(inputs, CallInputs)
+    sender.send_last(inputs._values)
 
 
 class Model:
@@ -69,11 +69,11 @@ def model(path: Path) -> Iterator[Model]:
     assert not path.exists() and not model.ends._thread.is_alive()
 
 
-async def ask_all(channel: CallChannel, calls: list[Arrays]) -> list[Any]:
+async def ask_all(channel: CallChannel, calls: list[Values]) -> list[Any]:
     return await asyncio.gather(*(channel.ask(one) for one in calls), return_exceptions=True)
 
 
-def ask(path: Path, *calls: Arrays) -> list[Any]:
+def ask(path: Path, *calls: Values) -> list[Any]:
     """On a channel of its own."""
 
     async def session() -> list[Any]:
@@ -96,7 +96,7 @@ def test_every_call_gets_its_own_answer_and_calls_arrive_in_order(path: Path) ->
     model = Model(path, handle)
     answers = ask(path, *(call(number) for number in range(500)))
     model.close()
-    assert [int(answer["seed"].item()) for answer in answers] == list(range(500)) == arrived
+    assert [answer["seed"] for answer in answers] == list(range(500)) == arrived
 
 
 def test_calls_and_answers_larger_than_the_kernels_buffers_arrive_whole(path: Path, model: Model) -> None:
@@ -130,7 +130,7 @@ def test_a_model_that_goes_fails_each_call_and_a_later_call_reaches_the_next_one
     failed, found = asyncio.run(session())
     assert {type(one) for one in failed} == {EngineError} and len({id(one) for one in failed}) == 4
     assert all(str(path) not in one.sentence and "token2wav" not in one.sentence for one in failed)
-    assert found["seed"].item() == 5
+    assert found["seed"] == 5
 
 
 def test_a_model_that_goes_while_nobody_waits_is_no_error(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -181,7 +181,7 @@ def test_calls_that_cannot_be_sent_leave_the_next_connection_alone(path: Path) -
     failed, found = asyncio.run(session())
     model.close()
     assert [type(one) for one in failed] == [EngineError] * 2
-    assert not isinstance(found, EngineError) and found["seed"].item() == 3
+    assert not isinstance(found, EngineError) and found["seed"] == 3
 
 
 def test_a_front_model_that_goes_leaves_nothing_behind_and_others_go_on(path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_front_model_that_goes_leaves_nothing_behind_and_others_go_on(path: Pa
 
     asyncio.run(leave())
     open_calls[0].send(call(0))  # to nobody
-    assert ask(path, call(7))[0]["seed"].item() == 7
+    assert ask(path, call(7))[0]["seed"] == 7
     for thread in threading.enumerate():
         if thread.name.startswith("bistream-calls"):
             thread.join(WAIT_S)
@@ -226,7 +226,7 @@ def test_a_front_model_that_cannot_be_taken_does_not_keep_the_next_one_out(path:
 
     monkeypatch.setattr(socket.socket, "accept", accept_later)
     model = Model(path)
-    assert ask(path, call(1))[0]["seed"].item() == 1
+    assert ask(path, call(1))[0]["seed"] == 1
     begin = model.ends._begin
 
     def begin_later(*arguments: Any) -> threading.Thread:
@@ -235,7 +235,7 @@ def test_a_front_model_that_cannot_be_taken_does_not_keep_the_next_one_out(path:
 
     monkeypatch.setattr(model.ends, "_begin", begin_later)
     assert isinstance(ask(path, call(2))[0], EngineError)
-    assert ask(path, call(3))[0]["seed"].item() == 3
+    assert ask(path, call(3))[0]["seed"] == 3
     model.close()
     assert not model.ends._thread.is_alive()
 
@@ -298,7 +298,7 @@ def test_without_a_keeper_the_sockets_are_of_one_server_and_of_its_user(monkeypa
     path, other = socket_path("token2wav"), socket_path("llm_bistream")
     assert path == socket_path("token2wav") != other and str(os.getppid()) in path.name
     model = Model(path)
-    assert path.stat().st_mode & 0o077 == 0 and ask(path, call(1))[0]["seed"].item() == 1
+    assert path.stat().st_mode & 0o077 == 0 and ask(path, call(1))[0]["seed"] == 1
     model.close()
 
 
@@ -309,7 +309,7 @@ def test_what_is_no_envelope_ends_its_connection_alone(path: Path, model: Model,
         stranger.sendall(damage)
         stranger.settimeout(WAIT_S)
         assert stranger.recv(1) == b""
-    assert ask(path, call(3))[0]["seed"].item() == 3
+    assert ask(path, call(3))[0]["seed"] == 3
 
 
 @settings(max_examples=30, deadline=None)
@@ -322,7 +322,7 @@ def test_messages_arrive_whatever_the_portions(sizes: list[int], data: st.DataOb
         found += frames.feed(stream[:size])
         stream = stream[size:]
     assert [message.number for message in found] == list(range(len(sizes)))
-    assert [message.arrays["seed"].tolist() for message in found] == [list(range(size)) for size in sizes]
+    assert [message.values["seed"].tolist() for message in found] == [list(range(size)) for size in sizes]
 
 
 def test_an_envelope_that_is_too_long_is_refused_before_it_has_come() -> None:

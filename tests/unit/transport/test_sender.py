@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
 from bistream.errors import InvalidInputError
 from bistream.transport.outbox import Outbox
 from bistream.transport.overlap import OverlappingSender
@@ -25,7 +26,7 @@ from bistream.transport.sender import (
 from bistream.types import AudioChunk
 from tests.unit.triton.fakes import FakePbUtils, FakeRequest, FakeResponse, FakeSender, held
 
-VALUE = {"out": np.zeros(1, np.float32)}
+VALUE = {"waveform": np.zeros(1, np.float32)}
 ERROR = InvalidInputError("Send something else.", "s1")
 CALLS: dict[str, Callable[[ResponseSender], object]] = {
     "send": lambda sender: sender.send(VALUE),
@@ -40,7 +41,7 @@ CALLS: dict[str, Callable[[ResponseSender], object]] = {
 @given(calls=st.lists(st.sampled_from(sorted(CALLS)), max_size=12))
 def test_any_order_of_calls_is_safe_and_finishes_once(calls: list[str]) -> None:
     fake = FakeSender()
-    sender = ResponseSender(FakePbUtils(), fake)
+    sender = ResponseSender(FakePbUtils(), fake, COSYVOICE2_BISTREAM)
     for call in calls:
         CALLS[call](sender)
     sender.finish()
@@ -53,7 +54,7 @@ def test_any_order_of_calls_is_safe_and_finishes_once(calls: list[str]) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_many_threads_on_one_sender_make_no_illegal_call(seed: int) -> None:
     fake = FakeSender()
-    sender = ResponseSender(FakePbUtils(), fake)
+    sender = ResponseSender(FakePbUtils(), fake, COSYVOICE2_BISTREAM)
     failures: list[BaseException] = []
     barrier = threading.Barrier(8)
 
@@ -82,7 +83,7 @@ def test_many_threads_on_one_sender_make_no_illegal_call(seed: int) -> None:
 def test_a_stream_that_is_gone_raises_nothing(method: str) -> None:
     fake = FakeSender()
     fake.raises = RuntimeError("Unable to send response. Response sender has been closed.")
-    sender = ResponseSender(FakePbUtils(), fake)
+    sender = ResponseSender(FakePbUtils(), fake, COSYVOICE2_BISTREAM)
     CALLS[method](sender)
     sender.finish()
     assert fake.sent == []
@@ -94,7 +95,7 @@ def test_outputs_that_cannot_be_made_fail_the_request() -> None:
             raise ValueError("no such dtype")
 
     fake = FakeSender()
-    ResponseSender(Broken(), fake).send(VALUE)
+    ResponseSender(Broken(), fake, COSYVOICE2_BISTREAM).send(VALUE)
     assert fake.errors == ["ENGINE_ERROR: The server failed unexpectedly; its log has the reason. Try again."] and fake.finals == 1
 
 
@@ -102,8 +103,8 @@ def test_audio_has_the_tensors_of_each_front_model() -> None:
     chunk = AudioChunk(np.arange(3, dtype=np.float32), sequence_number=4, text_consumed=5, text_position=6)
     bistream, upstream = FakeSender(), FakeSender()
     with Outbox("test") as outbox:
-        asyncio.run(BistreamAudioSender(ResponseSender(FakePbUtils(), bistream), outbox).send(chunk))
-        asyncio.run(WaveformSender(ResponseSender(FakePbUtils(), upstream), outbox).send(chunk))
+        asyncio.run(BistreamAudioSender(ResponseSender(FakePbUtils(), bistream, COSYVOICE2_BISTREAM), outbox).send(chunk))
+        asyncio.run(WaveformSender(ResponseSender(FakePbUtils(), upstream, COSYVOICE2), outbox).send(chunk))
     assert {name: (array.shape, str(array.dtype)) for name, array in bistream.data[0].items()} == {
         "waveform": ((1, 3), "float32"),
         "sequence_number": ((1, 1), "int32"),
@@ -117,7 +118,7 @@ def test_audio_has_the_tensors_of_each_front_model() -> None:
 def test_what_waits_for_a_cross_fade_is_sent_before_the_end_and_not_with_an_error(error: InvalidInputError | None) -> None:
     fake = FakeSender()
     with Outbox("test") as outbox:
-        sender = OverlappingSender(ResponseSender(FakePbUtils(), fake), outbox, overlap=2)
+        sender = OverlappingSender(ResponseSender(FakePbUtils(), fake, COSYVOICE2), outbox, overlap=2)
         for number, samples in enumerate(([], [1, 2, 3], [4, 5], [6])):
             asyncio.run(sender.send(AudioChunk(np.array(samples, np.float32), number, 0)))
         sender.finish(error)
@@ -138,7 +139,7 @@ def test_unrequested_outputs_are_freed_in_python() -> None:
             super().send(response, flags)
 
     fake = DroppingSender()
-    sender = ResponseSender(FakePbUtils(), fake)
+    sender = ResponseSender(FakePbUtils(), fake, COSYVOICE2_BISTREAM)
     sender.send(VALUE)
     sender.send_last(VALUE)
     assert fake.finals == 1 and len(fake.sent) == 2
@@ -160,7 +161,7 @@ def test_a_first_chunk_is_sent_before_chunks_of_those_who_hear_something() -> No
 
     async def sent(number: int, outbox: Outbox) -> None:
         chunk = AudioChunk(np.zeros(3, np.float32), sequence_number=number, text_consumed=0, text_position=0)
-        await BistreamAudioSender(ResponseSender(FakePbUtils(), NumberedSender()), outbox).send(chunk)
+        await BistreamAudioSender(ResponseSender(FakePbUtils(), NumberedSender(), COSYVOICE2_BISTREAM), outbox).send(chunk)
 
     with Outbox("test") as outbox:
         asyncio.run(speak(outbox))

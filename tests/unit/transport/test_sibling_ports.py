@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.contract.codec import ArrayInputs
+from bistream.contract.codec import CallInputs, Values, to_array
 from bistream.contract.fields import AUDIO_TOKENIZER, CONTRACTS, LLM_BISTREAM
-from bistream.contract.refusals import format_error
 from bistream.errors import (
     BistreamError,
     EngineError,
@@ -32,19 +31,18 @@ from bistream.transport.sibling_ports import (
     RELOAD_ATTEMPTS,
     SiblingModels,
     SiblingVoice,
-    speech_token_arrays,
+    speech_token_values,
     speech_tokens,
 )
 from bistream.triton.mailbox import TokenMailbox
 from bistream.types import FinishReason, GenerationOptions, SpeechBreak, SpeechTokens, TokenDemand, VoicePrompt
-from tests.unit.transport.siblings import Siblings
+from tests.unit.transport.siblings import Answer, Siblings
 from tests.unit.triton.fakes import Arrays, FakePbUtils, FakeResponse, error_response, response
 
 Result = TypeVar("Result")
 CONTRACT = {contract.name: contract for contract in CONTRACTS}
 WIRE_TYPES = {"object": "BYTES", "bool": "BOOL", "int32": "INT32", "int64": "INT64", "float32": "FP32"}
 PROMPT = VoicePrompt("said", np.arange(3, dtype=np.int32), np.ones((6, 80), np.float32), np.ones(192, np.float32))
-FINAL = FakeResponse()
 
 
 LOOP = asyncio.new_event_loop()  # a direct channel belongs to one
@@ -54,7 +52,7 @@ def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
     return LOOP.run_until_complete(coroutine)
 
 
-Ask = Callable[[Callable[[str, Arrays], list[FakeResponse]]], tuple[Ports, Siblings]]
+Ask = Callable[[Callable[[str, Values], Answer]], tuple[Ports, Siblings]]
 
 
 @pytest.fixture
@@ -62,7 +60,7 @@ def ports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ask]:
     made: list[SiblingModels | Siblings] = []
     monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
 
-    def make(answer: Callable[[str, Arrays], list[FakeResponse]]) -> tuple[Ports, Siblings]:
+    def make(answer: Callable[[str, Values], Answer]) -> tuple[Ports, Siblings]:
         siblings, models = Siblings(answer), SiblingModels(FakePbUtils())
         made.extend((models, siblings))
         return models.ports, siblings
@@ -79,16 +77,13 @@ async def take_all(port: LanguageModelPort, wanted_tokens: int) -> list[SpeechTo
     return messages
 
 
-def check_fits(model: str, arrays: Arrays) -> None:
-    """Triton would refuse anything else."""
-    specs = {spec.name: spec for spec in CONTRACT[model].inputs}
-    for name, array in arrays.items():
-        spec = specs[name]
-        assert WIRE_TYPES[str(array.dtype)] == spec.datatype
-        assert len(array.shape) == len(spec.dims)
-        assert all(wanted in (-1, found) for found, wanted in zip(array.shape, spec.dims, strict=True))
-        assert array.size > 0
-    assert all(spec.optional or spec.name in arrays for spec in specs.values())
+def check_fits(model: str, values: Values) -> None:
+    """What the contract does not have would be lost."""
+    specs = CONTRACT[model].by_name
+    for name, value in values.items():
+        array = value if isinstance(value, np.ndarray) else to_array(specs[name], value)
+        assert WIRE_TYPES[str(array.dtype)] == specs[name].datatype and specs[name].fits(array.shape) and array.size > 0
+    assert all(spec.optional or spec.name in values for spec in specs.values())
 
 
 def start(**changes: Any) -> LanguageModelStart:
@@ -107,22 +102,22 @@ def test_speech_tokens_survive_the_hop(token_ids: list[int], text_consumed: int,
     attended = text_consumed if text_consumed % 2 else None
     message = SpeechTokens(tuple(token_ids), text_consumed, reason, reason is None, text_consumed + 3, text_consumed, attended)
     message = replace(message, breaks=tuple(SpeechBreak(place, 8, 100 * place) for place in range(len(token_ids) // 8)))
-    assert speech_tokens(speech_token_arrays(message)) == message
+    assert speech_tokens(speech_token_values(message)) == message
 
 
-def speaking_model(*posts: SpeechTokens | BistreamError) -> Callable[[str, Arrays], list[FakeResponse]]:
+def speaking_model(*posts: SpeechTokens | BistreamError) -> Callable[[str, Values], Answer]:
     """``llm_bistream`` with one session, which has posted all these messages before the first request for tokens."""
     mailbox = TokenMailbox()
 
-    def answer(model: str, arrays: Arrays) -> list[FakeResponse]:
-        if arrays.get("is_start", np.array([[True]]))[0, 0]:
+    def answer(model: str, values: Values) -> Answer:
+        if values.get("is_start", True):
             for message in posts:
                 mailbox.post(message)
-            return [FINAL]
+            return {}
         answers: list[SpeechTokens | BistreamError] = []
         mailbox.take(answers.append)
         (message,) = answers
-        return [error_response(format_error(message)) if isinstance(message, BistreamError) else response(**speech_token_arrays(message))]
+        return message if isinstance(message, BistreamError) else speech_token_values(message)
 
     return answer
 
@@ -132,10 +127,9 @@ def test_a_pull_says_for_how_long_its_listener_has_audio(ports: Ask, slack_s: fl
     speaking, siblings = ports(speaking_model(SpeechTokens((1,), 5, FinishReason.EOS)))
     run(speaking.language_model.start(start()))
     run(speaking.language_model.take("s", TokenDemand(7, slack_s)))
-    _, (model, arrays) = siblings.calls
-    check_fits(model, arrays)
-    assert int(arrays["wanted_tokens"][0, 0]) == 7
-    assert (float(arrays["slack_s"][0, 0]) if "slack_s" in arrays else None) == slack_s
+    _, (model, values) = siblings.calls
+    check_fits(model, values)
+    assert (values["wanted_tokens"], values.get("slack_s")) == (7, slack_s)
 
 
 def test_tokens_that_came_before_an_error_are_spoken_before_it_is_raised(ports: Ask) -> None:
@@ -194,28 +188,28 @@ def test_a_recording_that_killed_its_model_is_not_sent_again() -> None:
 
 
 def test_a_voice_of_labels_is_one_call_of_the_language_model(ports: Ask) -> None:
-    speaking, siblings = ports(lambda model, arrays: [response(made_voice=np.arange(37, dtype=np.int32))])
+    speaking, siblings = ports(lambda model, values: {"made_voice": np.arange(37, dtype=np.int32)})
     assert speaking.voice.speaker_of_labels(Labels("female", "high"), 7).tolist() == list(range(37))
-    ((model, arrays),) = siblings.calls
-    inputs = ArrayInputs(arrays, LLM_BISTREAM)
+    ((model, values),) = siblings.calls
+    inputs = CallInputs(values, LLM_BISTREAM)
     assert model == "llm_bistream" and inputs.read(Labels) == Labels("female", "high", "moderate") and inputs.value("seed") == 7
 
 
 @pytest.mark.parametrize("is_end", [True, False])
 def test_append_and_cancel_wait_until_they_are_accepted(ports: Ask, is_end: bool) -> None:
-    speaking, siblings = ports(lambda model, arrays: [FINAL])
+    speaking, siblings = ports(lambda model, values: {})
     run(speaking.language_model.append("s", b"\xe4", is_end))
     run(speaking.language_model.cancel("s"))
     run(speaking.token2wav.cancel("s"))
-    for model, arrays in siblings.calls:
-        check_fits(model, arrays)
-    append, cancel, other = (arrays for _, arrays in siblings.calls)
-    assert append["text"][0, 0] == b"\xe4" and bool(append["is_end"][0, 0]) == is_end and not append["is_start"][0, 0]
-    assert cancel["is_cancel"][0, 0] and other["is_cancel"][0, 0]
+    for model, values in siblings.calls:
+        check_fits(model, values)
+    append, cancel, other = (values for _, values in siblings.calls)
+    assert (append["text"], append["is_end"], append["is_start"]) == (b"\xe4", is_end, False)
+    assert cancel["is_cancel"] and other["is_cancel"]
 
 
 def test_cancelling_an_ended_session_is_not_an_error(ports: Ask) -> None:
-    speaking, _ = ports(lambda model, arrays: [error_response(format_error(UnknownSessionError("Gone.")))])
+    speaking, _ = ports(lambda model, values: UnknownSessionError("Gone."))
     run(speaking.language_model.cancel("s"))
     run(speaking.token2wav.cancel("s"))
     with pytest.raises(UnknownSessionError):
@@ -223,7 +217,7 @@ def test_cancelling_an_ended_session_is_not_an_error(ports: Ask) -> None:
 
 
 def test_a_request_without_an_answer_is_an_engine_error(ports: Ask) -> None:
-    speaking, _ = ports(lambda model, arrays: [FINAL])
+    speaking, _ = ports(lambda model, values: {})
     with pytest.raises(EngineError):
         run(speaking.token2wav.hop(Token2WavHop("s", (1,), finalize=False)))
 

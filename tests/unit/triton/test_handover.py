@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bistream.contract.codec import Arrays, Inputs, scalar_array, text_array
+from bistream.contract.codec import Inputs, Values, text_array
 from bistream.contract.fields import CALLED_BISTREAM
 from bistream.errors import BistreamError, BusyError
 from bistream.processes.control_files import CONTROL_VARIABLE
@@ -58,7 +58,7 @@ class Sessions(Siblings):
     """Those of ``cosyvoice2_bistream``: the number of chunks in its text is spoken; of other words, they wait for the test."""
 
     def __init__(self) -> None:
-        super().__init__(lambda model, arrays: [])
+        super().__init__(lambda model, values: {})
         self.waiting: queue.SimpleQueue[Answerer] = queue.SimpleQueue()
 
     def handle(self, model: str, inputs: Inputs, sender: Answerer) -> None:
@@ -73,11 +73,11 @@ class Sessions(Siblings):
         sender.finish()
 
 
-def audio(number: int) -> Arrays:
-    return {"waveform": np.full((1, 2), number, np.float32), "sequence_number": scalar_array(number, np.int32)}
+def audio(number: int) -> Values:
+    return {"waveform": np.full(2, number, np.float32), "sequence_number": number}
 
 
-def said(text: str) -> Arrays:
+def said(text: str) -> Values:
     return {"target_text": text_array(text)}
 
 

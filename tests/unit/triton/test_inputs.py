@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bistream.contract.codec import ArrayInputs
+from bistream.contract.codec import CallInputs
 from bistream.contract.fields import CALLED_BISTREAM, COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPARK_TTS, TOKEN2WAV, ModelContract
 from bistream.errors import InvalidInputError
 from bistream.sessions.ports import BistreamRequest
 from bistream.text2token.service import LanguageModelStart
-from bistream.triton.inputs import TritonInputs, bistream_request, upstream_arrays, voice_prompt
+from bistream.triton.inputs import TritonInputs, bistream_request, upstream_values, voice_prompt
 from tests.unit.triton.fakes import FakeRequest, text
 
 
@@ -68,7 +68,7 @@ def test_violations_of_the_contract_are_refused(arrays: dict[str, Any]) -> None:
 
 def called(is_offline: bool, **arrays: Any) -> BistreamRequest:
     """What ``cosyvoice2_bistream`` reads of a request to ``cosyvoice2``."""
-    return bistream_request(ArrayInputs(upstream_arrays(inputs(COSYVOICE2, **arrays), is_offline), CALLED_BISTREAM))
+    return bistream_request(CallInputs(upstream_values(inputs(COSYVOICE2, **arrays), is_offline), CALLED_BISTREAM))
 
 
 def test_upstreams_request_is_a_whole_session_of_its_own() -> None:
@@ -81,14 +81,14 @@ def test_upstreams_request_is_a_whole_session_of_its_own() -> None:
     source = called(True, source_wav=np.zeros((1, 5), np.float32))
     assert source.target_text is None and source.source_wav is not None and source.source_wav.shape == (5,)
     with pytest.raises(InvalidInputError, match="target_text"):
-        upstream_arrays(inputs(COSYVOICE2, reference_text=text("said")), is_offline=False)
+        upstream_values(inputs(COSYVOICE2, reference_text=text("said")), is_offline=False)
 
 
 @pytest.mark.parametrize("transcript", ["", " \n", "said"])
 def test_a_blank_transcript_is_none_where_clients_cannot_leave_it_out(transcript: str) -> None:
     given = {"target_text": text("Hello."), "reference_text": text(transcript)}
-    assert ("reference_text" in upstream_arrays(inputs(SPARK_TTS, **given), is_offline=False)) == (transcript == "said")
-    assert "reference_text" in upstream_arrays(inputs(COSYVOICE2, **given), is_offline=False)  # which refuses a blank one
+    assert ("reference_text" in upstream_values(inputs(SPARK_TTS, **given), is_offline=False)) == (transcript == "said")
+    assert "reference_text" in upstream_values(inputs(COSYVOICE2, **given), is_offline=False)  # which refuses a blank one
 
 
 def test_a_language_model_start_needs_its_session() -> None:

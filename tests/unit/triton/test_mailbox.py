@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import BistreamError, CancelledError, InvalidInputError, UnknownSessionError
-from bistream.triton.mailbox import MAX_HOLD_S, Message, TokenMailbox
+from bistream.triton.mailbox import HOLD_S, Message, TokenMailbox
 from bistream.types import FinishReason, SpeechBreak, SpeechTokens
 
 ENDS: list[Message] = [SpeechTokens((), 9, FinishReason.EOS), SpeechTokens((7, 8), 9, FinishReason.LENGTH), CancelledError("Stopped.")]
@@ -67,9 +67,17 @@ def test_tokens_are_collected_until_there_are_enough() -> None:
     mailbox.post(SpeechTokens((6,)))
     mailbox.take(answers.append, wanted_tokens=3)
     assert answers == []
-    now += 2 * MAX_HOLD_S
+    now += 2 * HOLD_S
     mailbox.post(SpeechTokens((7,)))
     assert answers.pop() == SpeechTokens((6, 7)), "the language model is slow"
+    mailbox.take(answers.append, wanted_tokens=3, slack_s=8 * HOLD_S)
+    mailbox.post(SpeechTokens((9,)))
+    now += 2 * HOLD_S
+    mailbox.post(SpeechTokens((10,)))
+    assert answers == [], "the listener has audio meanwhile"
+    now += 3 * HOLD_S
+    mailbox.post(SpeechTokens(()))
+    assert answers.pop() == SpeechTokens((9, 10))
     mailbox.post(SpeechTokens((8,)))
     mailbox.post(SpeechTokens((), is_resting=True))
     mailbox.take(answers.append, wanted_tokens=3)

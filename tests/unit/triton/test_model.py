@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from bistream.config import RuntimeConfig
-from bistream.contract.codec import Inputs, text_array
+from bistream.contract.codec import Inputs, Values, text_array
 from bistream.contract.fields import COSYVOICE2, LLM_BISTREAM, SPEAKER_EMBEDDING
 from bistream.errors import CheckpointError, EngineError, InvalidInputError
-from bistream.transport.sender import Answerer, Arrays, ResponseSender
+from bistream.transport.sender import Answerer, ResponseSender
 from bistream.triton import model as model_module
 from bistream.triton.model import BatchedModel, DecoupledModel, SiblingModel, UnaryModel
 from bistream.triton.startup import check_numpy, refusing_to_load
@@ -79,7 +79,7 @@ class Unary(UnaryModel):
     def open(self, config: RuntimeConfig) -> None:
         pass
 
-    def answer(self, inputs: Inputs, request: Any) -> Arrays:
+    def answer(self, inputs: Inputs, request: Any) -> Values:
         if self.failure:
             raise self.failure
         return {"prompt_spk_embedding": inputs.value("reference_wav")}
@@ -187,7 +187,7 @@ class Batched(BatchedModel):
             raise InvalidInputError("Send something else.")
         return number
 
-    def answers(self, items: Sequence[float]) -> list[Arrays]:
+    def answers(self, items: Sequence[float]) -> list[Values]:
         self.batches.append(len(items))
         if min(items) < 0:
             raise EngineError("It failed.")

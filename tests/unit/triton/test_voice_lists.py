@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.contract.voices import PRESET, ListedVoice, parse_voices
 from bistream.errors import CheckpointError
 from bistream.transport.sender import ResponseSender
@@ -21,7 +22,7 @@ def answered(listed: object) -> FakeSender:
         return listed
 
     lists = VoiceLists(read)
-    lists.answer(ResponseSender(FakePbUtils(), fake))
+    lists.answer(ResponseSender(FakePbUtils(), fake, COSYVOICE2_BISTREAM))
     lists.close()
     assert fake.violations == [] and fake.finals == 1
     return fake
