@@ -22,6 +22,7 @@ from bistream.processes.limits import raise_soft_limit
 from gateway.keys import Keys
 from gateway.listening import listening_socket
 from interfaces.audio.recordings import decode_recording
+from interfaces.core.lexicons import Lexicons
 from interfaces.core.servers import Servers
 from interfaces.core.service import SpeechService
 from interfaces.core.voice import Voice
@@ -77,7 +78,8 @@ async def serve(settings: Settings) -> None:
     keys = None if settings.keys_file is None else Keys.read(settings.keys_file)
     limits = settings.limits
     servers = Servers(settings.servers, settings.server_security)
-    service = SpeechService(servers, make_voices(settings), limits, settings.speak_after_s, settings.text_normalization)
+    lexicons = Lexicons.read(settings.lexicons_folder)
+    service = SpeechService(servers, make_voices(settings), limits, settings.speak_after_s, settings.text_normalization, lexicons)
     access = Access(keys, limits, settings.allowed_origins, hosts_of(settings), settings.behind_proxy)
     raise_soft_limit(resource.RLIMIT_NOFILE, limits.max_sockets + limits.max_connections + RESERVED_FILES)
     listener = listening_socket(settings.address, settings.port, "HTTP")

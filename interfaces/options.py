@@ -66,6 +66,7 @@ def parse_arguments(arguments: Sequence[str] | None, environment: Mapping[str, s
         keys_file=options.keys_file,
         server_security=security_of(parser, options, environment, SERVER_PREFIX),
         voices_folder=options.voices_folder,
+        lexicons_folder=options.lexicons_folder,
         recordings=tuple(Recording(name, Path(audio), transcript) for name, audio, transcript in options.recording),
         speakers=tuple(options.speaker),
         default_voice=options.default_voice,
@@ -91,6 +92,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
     parser.add_argument("--keys-file", type=Path, help="API keys, one per line with an optional name; without it everybody is let in")
     parser.add_argument("--voices-folder", type=Path, metavar="DIR", help="keeps uploaded voices; several processes may share it")
+    text = "NAME.json is the lexicon that clients ask for as the pronunciation dictionary NAME"
+    parser.add_argument("--lexicons-folder", type=Path, metavar="DIR", help=text)
     parser.add_argument(
         "--recording", nargs=3, metavar=("NAME", "FILE", "TEXT"), help="a voice: its recording and what is said in it", **several
     )

@@ -53,6 +53,7 @@ class Settings:
     keys_file: Path | None = None
     server_security: ClientSecurity = INSECURE  # API key and TLS towards the servers
     voices_folder: Path | None = None  # None: uploads live as long as the process
+    lexicons_folder: Path | None = None  # of pronunciation dictionaries; None: there are none
     recordings: tuple[Recording, ...] = ()
     speakers: tuple[str, ...] = ()  # voices that are registered in the servers
     default_voice: str | None = None  # None: the first one

@@ -14,6 +14,7 @@ from bistream.errors import BistreamError, ShuttingDownError, UnknownSpeakerErro
 from interfaces.core.caller import Caller
 from interfaces.core.earlier import EarlierUtterances
 from interfaces.core.errors import NO_SERVER, UnreachableError
+from interfaces.core.lexicons import Lexicons
 from interfaces.core.quiet_log import Lines, QuietLog
 from interfaces.core.record import Ending, SpeechRecord, log_line
 from interfaces.core.servers import Servers
@@ -67,7 +68,13 @@ class Counts:
 
 class SpeechService:
     def __init__(
-        self, servers: Servers, voices: VoiceStore, limits: InterfaceLimits, speak_after_s: float = 0.0, text_normalization: str = MARKDOWN
+        self,
+        servers: Servers,
+        voices: VoiceStore,
+        limits: InterfaceLimits,
+        speak_after_s: float = 0.0,
+        text_normalization: str = MARKDOWN,
+        lexicons: Lexicons | None = None,
     ) -> None:
         self.servers = servers
         voices.follow(lambda: servers.voices)
@@ -75,6 +82,7 @@ class SpeechService:
         self.limits = limits
         self.speak_after_s = speak_after_s
         self.text_normalization = text_normalization  # of utterances that do not say it
+        self.lexicons = lexicons or Lexicons()
         self.counts = Counts()
         self.drains = asyncio.Event()
         self.starts = Starts(limits.starts_per_second)

@@ -15,9 +15,10 @@ from typing import Any
 
 from bistream.errors import BistreamError, BusyError, InvalidInputError, UnknownSpeakerError
 from interfaces.audio.formats import cartesia_format
+from interfaces.core.lexicons import Lexicons
 from interfaces.core.values import Values, instructed
 from interfaces.protocols.actions import POLICY_VIOLATION, Action, Append, Cancel, Close, End, Flush, Made, Open, Send
-from interfaces.protocols.messages import JsonProtocol, name_in, name_or_none, number_in, object_in, text_in
+from interfaces.protocols.messages import JsonProtocol, name_in, name_or_none, number_in, object_in, reading_in, text_in
 from interfaces.protocols.words import Word, WordTimes
 
 MAX_REMEMBERED = 64  # contexts that have failed or were cancelled
@@ -37,8 +38,9 @@ class _Context:
 
 
 class Cartesia(JsonProtocol):
-    def __init__(self, max_contexts: int = 16) -> None:
+    def __init__(self, max_contexts: int = 16, lexicons: Lexicons | None = None) -> None:
         self._max_contexts = max_contexts
+        self._lexicons = lexicons or Lexicons()
         self._contexts: dict[str, _Context] = {}  # by speech
         self._dead: deque[str] = deque(maxlen=MAX_REMEMBERED)
         self._count = 0
@@ -90,6 +92,7 @@ class Cartesia(JsonProtocol):
             raise InvalidInputError(f"{self._max_contexts} contexts are open on this socket; end some first.")
         audio_format = cartesia_format(object_in(values, "output_format"), is_raw=True)
         options, gain = cartesia_values(values)
+        options |= cartesia_reading(values, self._lexicons)
         context = _Context(name, f"{self._count + 1}", WordTimes() if values.get("add_timestamps") else None)
         return context, Open(context.speech, cartesia_voice(values), audio_format, options, gain)
 
@@ -161,6 +164,12 @@ def cartesia_values(values: dict[str, Any]) -> tuple[Values, float]:
     if speed is not None and speed != 1:
         given["speed"] = speed
     return given, 1.0 if volume is None else float(volume)
+
+
+def cartesia_reading(values: dict[str, Any], lexicons: Lexicons) -> Values:
+    """Of ``pronunciation_dict_id``, and of our own fields. Raises ``InvalidInputError``."""
+    name = name_in(values, "pronunciation_dict_id")
+    return lexicons.added_to(reading_in(values), [] if name is None else [name])
 
 
 def _timestamps(context: _Context, words: list[Word]) -> list[Action]:

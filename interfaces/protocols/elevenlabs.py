@@ -16,12 +16,14 @@ from typing import Any
 
 from bistream.errors import BistreamError, InvalidInputError
 from interfaces.audio.formats import OutputFormat
+from interfaces.core.lexicons import Lexicons
 from interfaces.core.values import Values
 from interfaces.protocols.actions import POLICY_VIOLATION, Action, Append, Cancel, Close, End, Flush, Made, Open, Send
 from interfaces.protocols.alignment import Alignment
-from interfaces.protocols.messages import JsonProtocol, name_in, name_or_none, number_in, object_in, parse_object, text_in
+from interfaces.protocols.messages import JsonProtocol, name_in, name_or_none, number_in, object_in, objects_in, parse_object, text_in
 
 MAX_REMEMBERED = 64  # contexts that have failed
+MAX_DICTIONARIES = 3
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class ElevenLabsOptions:
     has_cumulative_alignment: bool = False
     max_contexts: int = 16
     values: Values = field(default_factory=dict)
+    lexicons: Lexicons = field(default_factory=Lexicons)
 
 
 @dataclass
@@ -60,6 +63,17 @@ def key_headers(message: str | bytes) -> dict[str, str]:
     if isinstance(authorization, str) and authorization.isascii():
         return {"authorization": authorization if " " in authorization else f"Bearer {authorization}"}
     return {"xi-api-key": key} if isinstance(key, str) and key.isascii() else {}
+
+
+def dictionaries_in(values: dict[str, Any]) -> list[str]:
+    """The ids of ``pronunciation_dictionary_locators``, of which the first go first; each has one version here, whichever is named.
+    Raises ``InvalidInputError``."""
+    ids = [name_in(one, "pronunciation_dictionary_id") for one in objects_in(values, "pronunciation_dictionary_locators")]
+    names = [name for name in ids if name is not None]
+    if len(names) < len(ids) or len(names) > MAX_DICTIONARIES:
+        sentence = f"must be up to {MAX_DICTIONARIES} objects, each with a pronunciation_dictionary_id; correct it."
+        raise InvalidInputError(f"pronunciation_dictionary_locators {sentence}")
+    return names
 
 
 def refusal(error: BistreamError) -> dict[str, Any]:
@@ -153,7 +167,8 @@ class ElevenLabs(JsonProtocol):
 
     def _values(self, values: dict[str, Any]) -> Values:
         speed = number_in(object_in(values, "voice_settings"), "speed")
-        return dict(self._options.values) if speed is None else {**self._options.values, "speed": speed}
+        given = self._options.lexicons.added_to(self._options.values, dictionaries_in(values))
+        return dict(given) if speed is None else {**given, "speed": speed}
 
     def _end_or_cancel(self, context: _Context) -> list[Action]:
         """A context with an unanswered flush speaks to its end, unless it was told to end before."""

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from bistream.errors import InvalidInputError
+from interfaces.core.values import Values
 from interfaces.protocols.actions import Action
 
 MAX_JSON_DEPTH = 16
 MAX_NAME_CHARS = 128
+READING = ("text_normalization", "text_type", "lexicon")
 
 
 class JsonProtocol(abc.ABC):
@@ -91,6 +93,21 @@ def object_in(message: dict[str, Any], name: str) -> dict[str, Any]:
     if value is not None and not isinstance(value, dict):
         raise InvalidInputError(f"{name} must be an object; correct it.")
     return value or {}
+
+
+def objects_in(message: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """A list of objects; nothing is an empty one. Raises ``InvalidInputError``."""
+    value = message.get(name) or []
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise InvalidInputError(f"{name} must be a list of objects; correct it.")
+    return value
+
+
+def reading_in(message: dict[str, Any]) -> Values:
+    """Our own fields for how a text is read; a lexicon may be an object. Raises ``InvalidInputError``."""
+    lexicon = message.get("lexicon")
+    written = {**message, "lexicon": json.dumps(lexicon) if isinstance(lexicon, dict) else lexicon}
+    return {name: value for name in READING if (value := text_in(written, name)) is not None}
 
 
 def _depth(value: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError, model_validator
@@ -11,6 +10,7 @@ from bistream.contract.checks import SESSION_ID_PATTERN
 from bistream.errors import InvalidInputError
 from interfaces.core.earlier import name_of_text
 from interfaces.core.values import MAX_INSTRUCTION_CHARS, Values, instructed
+from interfaces.protocols.messages import reading_in
 
 Model = TypeVar("Model", bound=BaseModel)
 UNINSTRUCTED_MODELS = ("tts-1", "tts-1-hd")
@@ -34,9 +34,6 @@ class Body(BaseModel):
         return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
-READING = ("text_normalization", "lexicon", "text_type")
-
-
 class ReadBody(Body):
     """With our own fields for how a text is read."""
 
@@ -47,8 +44,7 @@ class ReadBody(Body):
     @property
     def reading(self) -> Values:
         """For the core."""
-        given = {name: getattr(self, name) for name in READING}
-        return {name: json.dumps(one) if isinstance(one, dict) else one for name, one in given.items() if one is not None}
+        return reading_in(self.model_dump())
 
 
 class VoiceId(Body):
@@ -97,6 +93,7 @@ class ElevenLabsRequest(ReadBody):
     seed: int | None = None
     previous_request_ids: list[str] = []
     previous_text: str = ""
+    pronunciation_dictionary_locators: list[dict[str, Any]] = []
 
     @property
     def continues(self) -> str | None:
@@ -126,6 +123,7 @@ class CartesiaRequest(ReadBody):
     generation_config: dict[str, Any] | None = None
     add_timestamps: bool | None = None
     context_id: VoiceName | None = None
+    pronunciation_dict_id: VoiceName | None = None
 
 
 def parse(kind: type[Model], body: bytes) -> Model:

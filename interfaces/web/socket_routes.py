@@ -123,11 +123,11 @@ def routes(service: SpeechService, access: Access) -> APIRouter:
 
     @router.websocket("/v1/text-to-speech/{voice_id}/stream-input")
     async def stream_input(websocket: WebSocket, voice_id: str) -> None:
-        await runner.run(websocket, lambda: ElevenLabs(_elevenlabs_options(websocket, voice_id, False, limits)), voice_id)
+        await runner.run(websocket, lambda: ElevenLabs(_elevenlabs_options(websocket, voice_id, False, service)), voice_id)
 
     @router.websocket("/v1/text-to-speech/{voice_id}/multi-stream-input")
     async def multi_stream_input(websocket: WebSocket, voice_id: str) -> None:
-        await runner.run(websocket, lambda: ElevenLabs(_elevenlabs_options(websocket, voice_id, True, limits)), voice_id)
+        await runner.run(websocket, lambda: ElevenLabs(_elevenlabs_options(websocket, voice_id, True, service)), voice_id)
 
     @router.websocket("/v1/speak")
     async def deepgram_v1(websocket: WebSocket) -> None:
@@ -139,7 +139,7 @@ def routes(service: SpeechService, access: Access) -> APIRouter:
 
     @router.websocket("/tts/websocket")
     async def cartesia(websocket: WebSocket) -> None:
-        await runner.run(websocket, lambda: Cartesia(limits.contexts_per_socket))
+        await runner.run(websocket, lambda: Cartesia(limits.contexts_per_socket, service.lexicons))
 
     @router.websocket("/api-ws/v1/inference")
     @router.websocket("/api-ws/v1/inference/")
@@ -149,13 +149,14 @@ def routes(service: SpeechService, access: Access) -> APIRouter:
     return router
 
 
-def _elevenlabs_options(websocket: WebSocket, voice: str, is_multi: bool, limits: InterfaceLimits) -> ElevenLabsOptions:
+def _elevenlabs_options(websocket: WebSocket, voice: str, is_multi: bool, service: SpeechService) -> ElevenLabsOptions:
     query = websocket.query_params
     target = elevenlabs_format(query.get("output_format", "mp3_44100_128"))
     names = ("auto_mode", "sync_alignment", "enable_ssml_parsing")
     has_sentences, is_cumulative, is_ssml = (query.get(name, "").lower() == "true" for name in names)
     values: Values = {"text_type": SSML} if is_ssml else {}
-    return ElevenLabsOptions(voice, target, is_multi, has_sentences, is_cumulative, limits.contexts_per_socket, values)
+    most = service.limits.contexts_per_socket
+    return ElevenLabsOptions(voice, target, is_multi, has_sentences, is_cumulative, most, values, service.lexicons)
 
 
 def _deepgram_options(websocket: WebSocket, limits: InterfaceLimits) -> DeepgramOptions:

@@ -9,15 +9,16 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from interfaces.audio.formats import cartesia_format, deepgram_file_format, elevenlabs_format
+from interfaces.audio.formats import OutputFormat, cartesia_format, deepgram_file_format, elevenlabs_format
 from interfaces.core.service import SpeechService
 from interfaces.core.values import Values
-from interfaces.protocols.cartesia import Cartesia, cartesia_values, cartesia_voice
+from interfaces.protocols.cartesia import Cartesia, cartesia_reading, cartesia_values, cartesia_voice
 from interfaces.protocols.deepgram import deepgram_speed
-from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions
+from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions, dictionaries_in
+from interfaces.protocols.messages import reading_in
 from interfaces.web.exchange import ExchangeResponse
 from interfaces.web.http_routes import at, caller_of, check_text, spoken
-from interfaces.web.requests import READING, CartesiaRequest, DeepgramRequest, ElevenLabsRequest, parse
+from interfaces.web.requests import CartesiaRequest, DeepgramRequest, ElevenLabsRequest, parse
 
 
 def routes(service: SpeechService) -> APIRouter:
@@ -32,11 +33,8 @@ def _add_elevenlabs(router: APIRouter, service: SpeechService) -> None:
     @router.post("/v1/text-to-speech/{voice_id}")
     @router.post("/v1/text-to-speech/{voice_id}/stream")
     async def text_to_speech(request: Request, voice_id: str) -> Response:
-        given = parse(ElevenLabsRequest, await request.body())
-        name = request.query_params.get("output_format", "mp3_44100_128")
-        target = at("output_format", lambda: elevenlabs_format(name))
-        check_text(service, "text", given.text, given.values)
-        return await spoken(service, request, voice_id, given.text, target, given.values)
+        text, target, values = await asked(request)
+        return await spoken(service, request, voice_id, text, target, values)
 
     @router.post("/v1/text-to-speech/{voice_id}/stream/with-timestamps")
     async def stream_with_timestamps(request: Request, voice_id: str) -> Response:
@@ -49,13 +47,19 @@ def _add_elevenlabs(router: APIRouter, service: SpeechService) -> None:
         return await timed(request, voice_id, _WholeAnswer())
 
     async def timed(request: Request, voice_id: str, frame: Callable[[dict[str, Any]], bytes]) -> Response:
+        text, target, values = await asked(request)
+        options = ElevenLabsOptions(voice_id, target, is_multi=False, has_cumulative_alignment=True, values=values)
+        messages = [{"text": text}, {"text": ""}]
+        return ExchangeResponse(service, caller_of(request), ElevenLabs(options), messages, frame, "application/json")
+
+    async def asked(request: Request) -> tuple[str, OutputFormat, Values]:
         given = parse(ElevenLabsRequest, await request.body())
         name = request.query_params.get("output_format", "mp3_44100_128")
         target = at("output_format", lambda: elevenlabs_format(name))
-        check_text(service, "text", given.text, given.values)
-        options = ElevenLabsOptions(voice_id, target, is_multi=False, has_cumulative_alignment=True, values=given.values)
-        messages = [{"text": given.text}, {"text": ""}]
-        return ExchangeResponse(service, caller_of(request), ElevenLabs(options), messages, frame, "application/json")
+        field = "pronunciation_dictionary_locators"
+        values = at(field, lambda: service.lexicons.added_to(given.values, dictionaries_in(given.model_dump())))
+        check_text(service, "text", given.text, values)
+        return given.text, target, values
 
 
 def _timed_line(message: dict[str, Any]) -> bytes:
@@ -104,7 +108,7 @@ def _add_deepgram(router: APIRouter, service: SpeechService) -> None:
         target = deepgram_file_format(query.get("encoding", "linear16"), container, sample_rate, bit_rate)
         speed = at("speed", lambda: deepgram_speed(query.get("speed", "1")))
         values: Values = {} if speed == 1 else {"speed": speed}
-        values |= {name: query[name] for name in READING if name in query}
+        values |= reading_in(dict(query))
         check_text(service, "text", given.text, values)
         return await spoken(service, request, query.get("model", ""), given.text, target, values)
 
@@ -115,7 +119,7 @@ def _add_cartesia(router: APIRouter, service: SpeechService) -> None:
         message = given.model_dump(exclude_none=True)
         at("voice", lambda: cartesia_voice(message))
         values, gain = at("generation_config", lambda: cartesia_values(message))
-        values |= given.reading
+        values |= at("pronunciation_dict_id", lambda: cartesia_reading(message, service.lexicons))
         check_text(service, "transcript", given.transcript, values)
         return message, values, gain
 
@@ -132,7 +136,7 @@ def _add_cartesia(router: APIRouter, service: SpeechService) -> None:
         message, _, _ = checked(given)
         at("output_format", lambda: cartesia_format(given.output_format, is_raw=True))
         message["context_id"] = given.context_id or caller_of(request).trace.request_id
-        return ExchangeResponse(service, caller_of(request), Cartesia(), [message], _event, "text/event-stream")
+        return ExchangeResponse(service, caller_of(request), Cartesia(lexicons=service.lexicons), [message], _event, "text/event-stream")
 
 
 def _event(message: dict[str, Any]) -> bytes:

@@ -16,6 +16,7 @@ from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.contract.voices import ListedVoice, format_voices
 from gateway.keys import Keys
 from interfaces.__main__ import _config
+from interfaces.core.lexicons import Lexicons
 from interfaces.core.servers import Servers
 from interfaces.core.service import SpeechService
 from interfaces.core.voice import Voice
@@ -58,6 +59,7 @@ def running(
     speak_after_s: float = 0.0,
     origins: tuple[str, ...] = (),
     settings: Settings | None = None,
+    lexicons: Lexicons | None = None,
 ) -> Iterator[Running]:
     limits = limits or InterfaceLimits()
     if limits.starts_per_second == InterfaceLimits.starts_per_second:  # else how fast a test is would decide
@@ -68,7 +70,8 @@ def running(
     async def serve() -> None:
         servers = Servers(addresses)
         await servers.check()
-        service = SpeechService(servers, voices or VoiceStore((ANNA,), limits=limits), limits, speak_after_s)
+        store = voices or VoiceStore((ANNA,), limits=limits)
+        service = SpeechService(servers, store, limits, speak_after_s, lexicons=lexicons)
         access = Access(
             keys, limits, origins, () if settings is None else settings.allowed_hosts, settings is not None and settings.behind_proxy
         )
