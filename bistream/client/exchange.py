@@ -35,9 +35,9 @@ class Chunk:
     text_position: int | None = None  # of a server that tells
 
 
-def silent_chunk(text_consumed: int, sample_rate: int) -> Chunk:
-    """In place of audio of a server, for a text without anything to speak."""
-    return Chunk(np.zeros(round(SILENCE_S * sample_rate), np.float32), 0, text_consumed, 0.0)
+def silent_chunk(text_consumed: int, sample_rate: int, duration_s: float = SILENCE_S) -> Chunk:
+    """In place of audio of a server, for a text without anything to speak, or for a break."""
+    return Chunk(np.zeros(round(duration_s * sample_rate), np.float32), 0, text_consumed, 0.0)
 
 
 @dataclass(frozen=True)

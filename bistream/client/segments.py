@@ -39,10 +39,12 @@ def room_in(before: str, text: str, limit: int) -> int:
 
 @dataclass
 class Segment(Generic[Session]):
-    """begins_at: its first character in the utterance. text: all of it so far. is_flushed: it was ended by a flush. session: the one that
-    speaks it now, to which more of its text goes directly."""
+    """begins_at: its first character in the utterance. speed: None: as usual. silence_ms: of a break, which has no text. text: all of it
+    so far. is_flushed: it was ended by a flush. session: the one that speaks it now, to which more of its text goes directly."""
 
     begins_at: int
+    speed: float | None = None
+    silence_ms: int = 0
     text: str = ""
     is_ended: bool = False
     is_flushed: bool = False
@@ -67,6 +69,7 @@ class Segments(Generic[Session]):
 
     def __init__(self) -> None:
         self.characters = 0  # of all segments
+        self.speed: float | None = None  # of those that begin from here on
         self._left: deque[Segment[Session]] = deque()
 
     def __iter__(self) -> Iterator[Segment[Session]]:
@@ -95,6 +98,10 @@ class Segments(Generic[Session]):
             segment.is_ended, segment.is_flushed = True, is_flush
         return segment
 
+    def add_break(self, silence_ms: int) -> None:
+        """Behind the text so far, whose segment has ended."""
+        self._left.append(Segment(self.characters, silence_ms=silence_ms, is_ended=True))
+
     def next(self) -> Segment[Session] | None:
         """The oldest one, if it can be spoken, or be left out, now."""
         if not self._left:
@@ -107,5 +114,5 @@ class Segments(Generic[Session]):
         self._left.popleft()
 
     def _begin(self) -> Segment[Session]:
-        self._left.append(Segment(self.characters))
+        self._left.append(Segment(self.characters, self.speed))
         return self._left[-1]

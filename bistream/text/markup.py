@@ -136,7 +136,7 @@ class MarkupReader:
         if text != "\n\n":
             text = re.sub(r"\s", " ", text)
         if element.is_spelled:
-            text = "".join(f" {character.upper()} " if character.isalnum() else " " for character in text)
+            text = spelled(text)
         for index, character in enumerate(text, start=1):
             self._out.append(MarkedText(character, self._take_covered() if index == len(text) else 0))
 
@@ -170,6 +170,11 @@ class MarkupReader:
     def _take_covered(self) -> int:
         covered, self._covered = self._covered, 0
         return covered
+
+
+def spelled(text: str) -> str:
+    """Letter by letter."""
+    return "".join(f" {character.upper()} " if character.isalnum() else " " for character in text)
 
 
 def blanked(marked: list[MarkedText]) -> str:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import html
 import re
 
-from bistream.text.characters import GAP, Emit, cleaned
+from bistream.text.characters import GAP, cleaned
+from bistream.text.forms import FormReader
 
 MAX_TAG_CHARS = 512
-_BEGINNINGS = ("<", "&")
 _NAME = r"[A-Za-z][\w:.-]*"
 _VALUE = r"""(?:"[^"<]*"|'[^'<]*'|[^\s"'<>=/]+)"""
 _ATTRIBUTES = rf"(?:\s+{_NAME}\s*=\s*{_VALUE})*"
-_TAG = re.compile(
+TAG = re.compile(
     rf"<(?P<end>/)?(?P<name>{_NAME})(?P<attributes>{_ATTRIBUTES})\s*(?P<empty>/)?>|<!--.*?-->|<[!?][A-Za-z][^<>]*>|<#[\d.]+#>", re.DOTALL
 )
 _OPEN_ATTRIBUTE = rf"""\s+{_NAME}\s*(?:=\s*(?:"[^"<]*|'[^'<]*|[^\s"'<>=/]*)?)?"""
@@ -38,57 +38,27 @@ _OTHERS = frozenset(
 _KNOWN = _INLINE | _LINES | _OTHERS
 
 
-class TagDropper:
+class TagDropper(FormReader):
     """One text."""
 
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
-        self._held = ""  # what may be the beginning of a tag or an entity
-        self._counts: list[int] = []  # of its characters
+    BEGINNINGS = ("<", "&")
 
-    def feed(self, character: str, count: int) -> None:
-        if not self._held and character not in _BEGINNINGS:
-            self._emit(character, count)
-            return
-        if not character:
-            self._counts[-1] += count
-            return
-        self._held += character
-        self._counts.append(count)
-        while self._held and not self._is_open():
-            self._decide()
+    def _is_open(self, held: str) -> bool:
+        return is_open_tag(held) if held[0] == "<" else len(held) < MAX_TAG_CHARS and _ENTITY_BEGINNING.fullmatch(held) is not None
 
-    def finish(self, is_end: bool) -> None:
-        while self._held:
-            self._release()
+    def _meaning(self, held: str) -> str | None:
+        if (tag := TAG.fullmatch(held)) is not None and _is_tag(tag):
+            return _in_its_place(tag["name"])
+        if _ENTITY.fullmatch(held) and (meant := html.unescape(held)) != held:
+            return "".join(map(cleaned, meant))
+        return None
 
-    def _is_open(self) -> bool:
-        if self._held[-1] == ">" and _TAG.fullmatch(self._held):
-            return False
-        beginning = _BEGINNING if self._held[0] == "<" else _ENTITY_BEGINNING
-        return len(self._held) < MAX_TAG_CHARS and beginning.fullmatch(self._held) is not None
 
-    def _decide(self) -> None:
-        if (tag := _TAG.fullmatch(self._held)) is not None and _is_tag(tag):
-            self._replace(_in_its_place(tag["name"]))
-        elif _ENTITY.fullmatch(self._held) and (meant := html.unescape(self._held)) != self._held:
-            self._replace("".join(map(cleaned, meant)))
-        else:
-            self._release()
-
-    def _replace(self, characters: str) -> None:
-        count, self._held, self._counts = sum(self._counts), "", []
-        for character in characters[:-1]:
-            self._emit(character, 0)
-        self._emit(characters[-1:], count)
-
-    def _release(self) -> None:
-        """The first held character, and those after it that cannot begin anything."""
-        length = next((index for index, one in enumerate(self._held) if index and one in _BEGINNINGS), len(self._held))
-        released, counts = self._held[:length], self._counts[:length]
-        self._held, self._counts = self._held[length:], self._counts[length:]
-        for character, count in zip(released, counts, strict=True):
-            self._emit(character, count)
+def is_open_tag(held: str) -> bool:
+    """held: from its ``<`` on. Whether it may become a tag, and is none yet."""
+    if held[-1] == ">" and TAG.fullmatch(held):
+        return False
+    return len(held) < MAX_TAG_CHARS and _BEGINNING.fullmatch(held) is not None
 
 
 def _is_tag(tag: re.Match[str]) -> bool:

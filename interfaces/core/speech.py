@@ -23,7 +23,7 @@ from interfaces.core.earlier import EarlierSession
 from interfaces.core.errors import UnreachableError
 from interfaces.core.record import Ending, SpeechRecord
 from interfaces.core.servers import Server, Servers, as_answer, may_go_elsewhere
-from interfaces.core.text import PieceJoiner
+from interfaces.core.text import Break, Item, PieceJoiner, SpeedChange
 from interfaces.core.trace import Trace
 from interfaces.core.values import Values
 from interfaces.core.voice import Voice
@@ -97,16 +97,31 @@ class Speech:
     def has_ended(self) -> bool:
         return self._has_ended or self._is_closed
 
-    async def append(self, piece: str) -> None:
-        """More text, cut anywhere. Raises ``InvalidInputError`` beyond the limit, ``CancelledError`` after the end."""
+    async def append(self, piece: Item) -> None:
+        """More text, cut anywhere, a break, or the speed of what follows. The text before these is spoken to its end, as before a flush.
+
+        Raises ``InvalidInputError`` beyond the limit, ``CancelledError`` after the end.
+        """
         if self.has_ended:
             raise CancelledError(_OVER)
+        if not isinstance(piece, str):
+            self._apply(piece)
+            return
         if self._joiner.received + len(piece) > self._max_text_chars:
             raise InvalidInputError(f"The text is longer than {self._max_text_chars} characters; split it into several requests.")
         self.record.on_text()
         self.text_end = (self.text_end + piece)[-KEPT_CHARS:]
         self._add(self._joiner.push(piece))
         self._time_pause()
+
+    def _apply(self, control: Break | SpeedChange) -> None:
+        self._add(self._joiner.finish())
+        self._end_segment(is_flush=False)
+        if isinstance(control, Break):
+            self._segments.add_break(control.silence_ms)
+            self._changed.set()
+        else:
+            self._segments.speed = control.speed
 
     async def flush(self) -> None:
         """What is there is spoken to its end; the iteration yields ``Flushed`` behind it."""
@@ -177,6 +192,9 @@ class Speech:
 
     async def _speak(self, segment: Segment[AsyncClientSession]) -> AsyncGenerator[Chunk, None]:
         """On one server, or on another one where the first refuses before any audio; once more on the first where all streams were lost."""
+        if segment.silence_ms:
+            yield silent_chunk(0, self._servers.sample_rate, segment.silence_ms / 1000)
+            return
         if segment.is_silence:
             if segment.text.strip():
                 yield silent_chunk(len(segment.text), self._servers.sample_rate)
@@ -211,6 +229,8 @@ class Speech:
         try:
             # Nothing waits from here to the assignment: a piece is in the text of the start, or is pushed.
             values = dict(self._options.values)
+            if segment.speed is not None:
+                values["speed"] = segment.speed
             earlier = self.spoken or self._options.continues
             if earlier is not None and earlier.server is server:
                 values["continues"] = earlier.session_id

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import bisect
 import re
+from dataclasses import dataclass
 
 # Han, kana, bopomofo, and their punctuation and full-width forms. Korean has blanks between words and is no part of it.
 _CJK = re.compile(
@@ -19,6 +20,23 @@ _CJK = re.compile(
 _CJK_MARKS = "\u2018\u2019\u201c\u201d\u2014\u2026"  # quotation marks, dash and ellipsis, which Chinese shares with Latin scripts
 _HALVES = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
+
+
+@dataclass(frozen=True)
+class Break:
+    """Silence behind the text before it."""
+
+    silence_ms: int
+
+
+@dataclass(frozen=True)
+class SpeedChange:
+    """speed: of the text behind it."""
+
+    speed: float
+
+
+Item = str | Break | SpeedChange  # of an utterance
 
 
 class PieceJoiner:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from bistream.errors import BistreamError
 from interfaces.audio.formats import OutputFormat
+from interfaces.core.text import Item
 from interfaces.core.values import Values
 
 POLICY_VIOLATION, INTERNAL_ERROR = 1008, 1011  # codes of a WebSocket's close
@@ -29,7 +30,7 @@ class Open:
 @dataclass(frozen=True)
 class Append:
     speech: str
-    text: str
+    item: Item
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bistream.contract.checks import SSML
 from bistream.errors import BistreamError, BusyError, InvalidInputError, UnknownSpeakerError
 from interfaces.audio.formats import cartesia_format
 from interfaces.core.lexicons import Lexicons
+from interfaces.core.text import Item
 from interfaces.core.values import Values, instructed
 from interfaces.protocols.actions import POLICY_VIOLATION, Action, Append, Cancel, Close, End, Flush, Made, Open, Send
+from interfaces.protocols.cartesia_tags import CartesiaTags
 from interfaces.protocols.messages import JsonProtocol, name_in, name_or_none, number_in, object_in, reading_in, text_in
 from interfaces.protocols.words import Word, WordTimes
+from interfaces.settings import InterfaceLimits
 
 MAX_REMEMBERED = 64  # contexts that have failed or were cancelled
 _PARTIAL, _COMPLETE = 206, 200
@@ -30,16 +34,31 @@ class _Context:
     name: str
     speech: str
     words: WordTimes | None  # None: not asked for
+    tags: CartesiaTags | None  # None: the text is SSML
+    characters: int = 0  # received
     flush_id: int = 1  # of the audio that comes now
     is_ending: bool = False
+
+    def read(self, text: str, is_whole: bool) -> list[Item]:
+        """is_whole: what may be the beginning of a tag is text. Raises ``InvalidInputError`` for a wrong tag."""
+        items: list[Item] = [text] if text else []
+        if self.tags is not None:
+            items = self.tags.read(text) if is_whole else self.tags.push(text)
+        if self.words is not None:
+            self.words.append("".join(item for item in items if isinstance(item, str)))
+        return items
 
     def message(self, kind: str, status: int = _PARTIAL, **fields: Any) -> Send:
         return Send({"type": kind, "context_id": self.name, "done": status != _PARTIAL, "status_code": status, **fields})
 
 
 class Cartesia(JsonProtocol):
-    def __init__(self, max_contexts: int = 16, lexicons: Lexicons | None = None) -> None:
+    def __init__(
+        self, max_contexts: int = 16, lexicons: Lexicons | None = None, max_text_chars: int = InterfaceLimits.max_text_chars
+    ) -> None:
+        """max_text_chars: of a context, tags included."""
         self._max_contexts = max_contexts
+        self._max_text_chars = max_text_chars
         self._lexicons = lexicons or Lexicons()
         self._contexts: dict[str, _Context] = {}  # by speech
         self._dead: deque[str] = deque(maxlen=MAX_REMEMBERED)
@@ -66,19 +85,20 @@ class Cartesia(JsonProtocol):
         return self._speak(values, name, context, text)
 
     def _speak(self, values: dict[str, Any], name: str, context: _Context | None, text: str) -> list[Action]:
-        goes_on = bool(values.get("continue"))
-        made: list[Action] = []
+        goes_on, opening = bool(values.get("continue")), None
         if context is None:
             context, opening = self._open(values, name)
             if not text:
                 return [] if goes_on else [context.message("done", _COMPLETE)]
-            made.append(opening)
+        context.characters += len(text)
+        if context.characters > self._max_text_chars:  # before the tags are looked for, which takes time
+            raise InvalidInputError(f"The text is longer than {self._max_text_chars} characters; use several contexts.")
+        items = context.read(text, is_whole=bool(values.get("flush")) or not goes_on)
+        made: list[Action] = [Append(context.speech, item) for item in items]
+        if opening is not None:  # only here: a wrong tag opens nothing
+            made.insert(0, opening)
             self._contexts[context.speech] = context
             self._count += 1
-        if text:
-            made.append(Append(context.speech, text))
-            if context.words is not None:
-                context.words.append(text)
         if values.get("flush"):
             made.append(Flush(context.speech))
         if not goes_on:
@@ -93,7 +113,8 @@ class Cartesia(JsonProtocol):
         audio_format = cartesia_format(object_in(values, "output_format"), is_raw=True)
         options, gain = cartesia_values(values)
         options |= cartesia_reading(values, self._lexicons)
-        context = _Context(name, f"{self._count + 1}", WordTimes() if values.get("add_timestamps") else None)
+        words = WordTimes() if values.get("add_timestamps") else None
+        context = _Context(name, f"{self._count + 1}", words, _tags(options))
         return context, Open(context.speech, cartesia_voice(values), audio_format, options, gain)
 
     def _refuse(self, values: dict[str, Any], error: InvalidInputError) -> list[Action]:
@@ -170,6 +191,16 @@ def cartesia_reading(values: dict[str, Any], lexicons: Lexicons) -> Values:
     """Of ``pronunciation_dict_id``, and of our own fields. Raises ``InvalidInputError``."""
     name = name_in(values, "pronunciation_dict_id")
     return lexicons.added_to(reading_in(values), [] if name is None else [name])
+
+
+def cartesia_items(transcript: str, options: Values) -> list[Item]:
+    """A whole text with these options. Raises ``InvalidInputError`` for a wrong tag."""
+    tags = _tags(options)
+    return [transcript] if tags is None else tags.read(transcript)
+
+
+def _tags(options: Values) -> CartesiaTags | None:
+    return None if options.get("text_type") == SSML else CartesiaTags()
 
 
 def _timestamps(context: _Context, words: list[Word]) -> list[Action]:

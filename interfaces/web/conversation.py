@@ -135,9 +135,9 @@ class Conversation:
                 self._open(action)
             case Cancel(name):
                 await self._cancel(name)
-            case Append(name, text):
+            case Append(name, item):
                 if (utterance := self._utterances.get(name)) is not None:
-                    await utterance.speech.append(text)
+                    await utterance.speech.append(item)
             case Flush(name):
                 if (utterance := self._utterances.get(name)) is not None:
                     await utterance.speech.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -12,6 +13,7 @@ from bistream.errors import BistreamError, InvalidInputError, UnknownSpeakerErro
 from interfaces.audio.formats import OutputFormat, checked, openai_format
 from interfaces.core.caller import Caller
 from interfaces.core.service import SpeechService
+from interfaces.core.text import Item
 from interfaces.core.values import Values, check_values
 from interfaces.core.voice import Voice
 from interfaces.core.voice_names import OPENAI_VOICES
@@ -39,7 +41,7 @@ def routes(service: SpeechService, uploads: Uploads) -> APIRouter:
             target = at("sample_rate", lambda: checked(target.codec, given.sample_rate, None))
         check_text(service, "input", given.input, given.values)
         as_events = given.stream_format == "sse"
-        return await spoken(service, request, given.voice_name, given.input, target, given.values, as_events)
+        return await spoken(service, request, given.voice_name, [given.input], target, given.values, as_events)
 
     _add_voices(router, service, uploads)
     return router
@@ -83,7 +85,7 @@ async def spoken(
     service: SpeechService,
     request: Request,
     voice: str,
-    text: str,
+    items: Sequence[Item],
     target: OutputFormat,
     values: Values,
     as_events: bool = False,
@@ -91,7 +93,7 @@ async def spoken(
 ) -> Response:
     """A text that was checked, as the bytes of its audio or as OpenAI's events."""
     try:
-        made, first = await speak(service, caller_of(request), voice, text, target, values, gain, request.receive)
+        made, first = await speak(service, caller_of(request), voice, items, target, values, gain, request.receive)
     except UnknownSpeakerError as error:
         answer = error_answer(error, "voice")
         return JSONResponse(answer.body, answer.status, answer.headers)

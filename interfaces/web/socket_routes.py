@@ -139,7 +139,7 @@ def routes(service: SpeechService, access: Access) -> APIRouter:
 
     @router.websocket("/tts/websocket")
     async def cartesia(websocket: WebSocket) -> None:
-        await runner.run(websocket, lambda: Cartesia(limits.contexts_per_socket, service.lexicons))
+        await runner.run(websocket, lambda: Cartesia(limits.contexts_per_socket, service.lexicons, limits.max_text_chars))
 
     @router.websocket("/api-ws/v1/inference")
     @router.websocket("/api-ws/v1/inference/")

@@ -7,7 +7,7 @@ import base64
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, MutableMapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -21,6 +21,7 @@ from interfaces.core.quiet_log import Lines
 from interfaces.core.service import SpeechService
 from interfaces.core.shares import ShareError
 from interfaces.core.speech import Audio, Speech
+from interfaces.core.text import Item
 from interfaces.core.values import Values
 from interfaces.web.answers import error_answer
 
@@ -112,13 +113,13 @@ async def speak(
     service: SpeechService,
     caller: Caller,
     voice: str,
-    text: str,
+    items: Sequence[Item],
     target: OutputFormat,
     values: Values,
     gain: float,
     receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
 ) -> tuple[SpokenText, bytes]:
-    """Opens an utterance with its whole text, and waits for its first bytes. receive: of the request, whose body was read; says when the
+    """Opens an utterance with all of its text, and waits for its first bytes. receive: of the request, whose body was read; says when the
     client is gone. Raises ``BistreamError``."""
     encoder = Encoder(target, gain, service.servers.sample_rate, service.servers.comment)
     try:
@@ -130,7 +131,9 @@ async def speak(
         raise
     spoken = SpokenText(service, speech, encoder)
     try:
-        await speech.end(text)
+        for item in items:
+            await speech.append(item)
+        await speech.end()
         return spoken, await _unless_gone(spoken.first(), receive)
     except BaseException as error:
         await spoken.close(_reason(error))

@@ -11,8 +11,9 @@ from fastapi import APIRouter, Request, Response
 
 from interfaces.audio.formats import OutputFormat, cartesia_format, deepgram_file_format, elevenlabs_format
 from interfaces.core.service import SpeechService
+from interfaces.core.text import Item
 from interfaces.core.values import Values
-from interfaces.protocols.cartesia import Cartesia, cartesia_reading, cartesia_values, cartesia_voice
+from interfaces.protocols.cartesia import Cartesia, cartesia_items, cartesia_reading, cartesia_values, cartesia_voice
 from interfaces.protocols.deepgram import deepgram_speed
 from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions, dictionaries_in
 from interfaces.protocols.messages import reading_in
@@ -34,7 +35,7 @@ def _add_elevenlabs(router: APIRouter, service: SpeechService) -> None:
     @router.post("/v1/text-to-speech/{voice_id}/stream")
     async def text_to_speech(request: Request, voice_id: str) -> Response:
         text, target, values = await asked(request)
-        return await spoken(service, request, voice_id, text, target, values)
+        return await spoken(service, request, voice_id, [text], target, values)
 
     @router.post("/v1/text-to-speech/{voice_id}/stream/with-timestamps")
     async def stream_with_timestamps(request: Request, voice_id: str) -> Response:
@@ -110,33 +111,34 @@ def _add_deepgram(router: APIRouter, service: SpeechService) -> None:
         values: Values = {} if speed == 1 else {"speed": speed}
         values |= reading_in(dict(query))
         check_text(service, "text", given.text, values)
-        return await spoken(service, request, query.get("model", ""), given.text, target, values)
+        return await spoken(service, request, query.get("model", ""), [given.text], target, values)
 
 
 def _add_cartesia(router: APIRouter, service: SpeechService) -> None:
-    def checked(given: CartesiaRequest) -> tuple[dict[str, Any], Values, float]:
-        """The request as a message of the WebSocket, and its values and gain."""
+    def checked(given: CartesiaRequest) -> tuple[dict[str, Any], list[Item], Values, float]:
+        """The request as a message of the WebSocket, and its text, values and gain."""
         message = given.model_dump(exclude_none=True)
         at("voice", lambda: cartesia_voice(message))
         values, gain = at("generation_config", lambda: cartesia_values(message))
         values |= at("pronunciation_dict_id", lambda: cartesia_reading(message, service.lexicons))
         check_text(service, "transcript", given.transcript, values)
-        return message, values, gain
+        return message, at("transcript", lambda: cartesia_items(given.transcript, values)), values, gain
 
     @router.post("/tts/bytes")
     async def as_bytes(request: Request) -> Response:
         given = parse(CartesiaRequest, await request.body())
-        message, values, gain = checked(given)
+        message, items, values, gain = checked(given)
         target = at("output_format", lambda: cartesia_format(given.output_format))
-        return await spoken(service, request, cartesia_voice(message), given.transcript, target, values, gain=gain)
+        return await spoken(service, request, cartesia_voice(message), items, target, values, gain=gain)
 
     @router.post("/tts/sse")
     async def as_events(request: Request) -> Response:
         given = parse(CartesiaRequest, await request.body())
-        message, _, _ = checked(given)
+        message, *_ = checked(given)
         at("output_format", lambda: cartesia_format(given.output_format, is_raw=True))
+        cartesia = Cartesia(1, service.lexicons, service.limits.max_text_chars)
         message["context_id"] = given.context_id or caller_of(request).trace.request_id
-        return ExchangeResponse(service, caller_of(request), Cartesia(lexicons=service.lexicons), [message], _event, "text/event-stream")
+        return ExchangeResponse(service, caller_of(request), cartesia, [message], _event, "text/event-stream")
 
 
 def _event(message: dict[str, Any]) -> bytes:

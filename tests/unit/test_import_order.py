@@ -168,7 +168,7 @@ def interfaces_imports(path: Path) -> set[str]:
 
 
 def test_the_interfaces_import_only_the_contract_the_client_and_the_gates_tools() -> None:
-    allowed = {f"bistream.{name}" for name in ("client", "config", "contract", "errors", "processes")}
+    allowed = {f"bistream.{name}" for name in ("client", "config", "contract", "errors", "processes", "text")}
     allowed |= {
         "gateway.admission", "gateway.keys", "gateway.listening", "gateway.refusals", "gateway.http_server", "gateway.token_buckets",
     }  # fmt: skip

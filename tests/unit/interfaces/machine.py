@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from bistream.errors import BistreamError
+from interfaces.core.text import Item
 from interfaces.protocols.actions import Action, Append, Cancel, Close, End, Flush, Made, Open, Send, SocketProtocol
 
 
 class Player:
-    """texts: by utterance, of those that live. spoken: texts up to flushes that were answered, and to ends. sent, closed: to the client."""
+    """texts: by utterance, of those that live. items: of all of them. spoken: texts up to flushes that were answered, and to ends. sent,
+    closed: to the client."""
 
     def __init__(self, protocol: SocketProtocol) -> None:
         self.protocol = protocol
         self.opened: list[Open] = []
         self.texts: dict[str, str] = {}
+        self.items: list[Item] = []
         self.ended: set[str] = set()
         self.flushes: dict[str, int] = {}  # not answered
         self._flush_texts: dict[str, list[str]] = {}  # up to these
@@ -61,9 +64,13 @@ class Player:
                     self.opened.append(action)
                     self.texts[speech] = ""
                     self.flushes[speech], self._flush_texts[speech] = 0, []
-                case Append(speech, text):
+                case Append(speech, str(text)):
                     assert text and speech not in self.ended
                     self.texts[speech] += text
+                    self.items.append(text)
+                case Append(speech, control):
+                    assert speech in self.texts and speech not in self.ended
+                    self.items.append(control)
                 case Flush(speech):
                     assert speech in self.texts and speech not in self.ended
                     self.flushes[speech] += 1
