@@ -25,7 +25,6 @@ from interfaces.protocols.utterance_queue import PendingUtterance, UtteranceQueu
 
 MIN_SPEED, MAX_SPEED = 0.5, 1.5
 MAX_PLAYING_TURNS = 32
-_NO_CONTROLS = {"pronunciations_applied": 0, "breaks_applied": 0, "pronunciation_warnings": 0}
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class _Turn(PendingUtterance):
             "audio_duration_ms": round(self.audio_ms),
             "input_character_count": len(self.text),
             "billable_character_count": billable,
-            "controls_applied": dict(_NO_CONTROLS),
+            "controls_applied": {"pronunciations_applied": self.controls.pronunciations, "breaks_applied": 0, "pronunciation_warnings": 0},
         }
 
 

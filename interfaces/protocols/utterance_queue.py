@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from bistream.errors import InvalidInputError
+from interfaces.core.text import Item
 from interfaces.protocols.actions import Action, Append, Cancel
+from interfaces.protocols.deepgram_controls import DeepgramControls
 from interfaces.protocols.messages import text_in
 
 MAX_WAITING_TURNS = 16
@@ -16,11 +18,17 @@ MAX_WAITING_TURNS = 16
 
 @dataclass
 class PendingUtterance:
-    """text: all of it so far."""
+    """text: all of it so far, without controls. controls: what reads them."""
 
     speech: str
     text: str = ""
     is_flushed: bool = False
+    controls: DeepgramControls = field(default_factory=DeepgramControls)
+
+    def append(self, items: list[Item]) -> list[Action]:
+        """items: of ``controls``."""
+        self.text += "".join(map(str, items))
+        return [Append(self.speech, item) for item in items]
 
 
 AnyUtterance = TypeVar("AnyUtterance", bound=PendingUtterance)
@@ -68,9 +76,9 @@ class UtteranceQueue(Generic[AnyUtterance]):
             raise InvalidInputError(f"{MAX_WAITING_TURNS} turns wait already; wait for the end of one before you send more.")
         if turn is None or is_new:
             turn = self._make()
-        turn.text += text
+        made = turn.append(turn.controls.push(text))
         if turn is self.active:
-            return [Append(turn.speech, text)]
+            return made
         if self.active is None:
             return self._start(turn)
         if is_new:
@@ -83,7 +91,8 @@ class UtteranceQueue(Generic[AnyUtterance]):
         if turn is None or turn.is_flushed or self.is_closing:
             return []
         turn.is_flushed = True
-        return self._end(turn) if turn is self.active else []
+        made = turn.append(turn.controls.flush())
+        return [*made, *self._end(turn)] if turn is self.active else []
 
     def close(self) -> list[Action]:
         """A graceful end: turns that were flushed are spoken to their ends, text without a flush is dropped."""
@@ -113,5 +122,5 @@ class UtteranceQueue(Generic[AnyUtterance]):
 
     def _start(self, turn: AnyUtterance) -> list[Action]:
         self.active = turn
-        made = [*self._begin(turn), Append(turn.speech, turn.text)]
+        made = [*self._begin(turn), *([Append(turn.speech, turn.text)] if turn.text else [])]
         return [*made, *self._end(turn)] if turn.is_flushed else made

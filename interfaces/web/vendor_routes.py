@@ -9,12 +9,14 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from bistream.contract.checks import SSML
 from interfaces.audio.formats import OutputFormat, cartesia_format, deepgram_file_format, elevenlabs_format
 from interfaces.core.service import SpeechService
 from interfaces.core.text import Item
 from interfaces.core.values import Values
 from interfaces.protocols.cartesia import Cartesia, cartesia_items, cartesia_reading, cartesia_values, cartesia_voice
 from interfaces.protocols.deepgram import deepgram_speed
+from interfaces.protocols.deepgram_controls import DeepgramControls
 from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions, dictionaries_in
 from interfaces.protocols.messages import reading_in
 from interfaces.web.exchange import ExchangeResponse
@@ -111,7 +113,9 @@ def _add_deepgram(router: APIRouter, service: SpeechService) -> None:
         values: Values = {} if speed == 1 else {"speed": speed}
         values |= reading_in(dict(query))
         check_text(service, "text", given.text, values)
-        return await spoken(service, request, query.get("model", ""), [given.text], target, values)
+        is_ssml = values.get("text_type") == SSML
+        items = [given.text] if is_ssml else at("text", lambda: DeepgramControls(takes_pauses=True).read(given.text))
+        return await spoken(service, request, query.get("model", ""), items, target, values)
 
 
 def _add_cartesia(router: APIRouter, service: SpeechService) -> None:

@@ -1,0 +1,69 @@
+r"""Deepgram's controls in a text: ``\{"word": "Nguyen", "pronounce": "win"\}`` and ``\{pause:500ms\}``, also without the backslashes. Pure.
+
+The vendor's pronunciations are IPA, which no model here reads. A respelling in plain letters is spoken in place of the word.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from bistream.contract.checks import is_speakable
+from bistream.errors import InvalidInputError
+from interfaces.core.text import Break
+from interfaces.protocols.text_controls import ControlReader
+
+MAX_CONTROL_CHARS = 512
+MIN_PAUSE_MS, MAX_PAUSE_MS, MAX_PAUSES = 500, 3000, 8  # the vendor's
+_CONTROL = re.compile(r'\\?\{\s*(?:pause:(?P<pause_ms>\d+)ms|(?P<fields>"word"[^{}]*?))\s*\\?\}')
+_STARTS = ('"word"', "pause:")
+_IPA = re.compile("[\u0250-\u02ffæðŋβθχ]")
+_FORM = 'A pronunciation has the form {"word": "Nguyen", "pronounce": "win"}; correct it.'
+
+
+class DeepgramControls(ControlReader):
+    BEGINNINGS = ("\\", "{")
+
+    def __init__(self, takes_pauses: bool = False) -> None:
+        """takes_pauses: over HTTP, as the vendor has it."""
+        super().__init__()
+        self._pauses_left = MAX_PAUSES if takes_pauses else 0
+        self.pronunciations = 0
+
+    def _is_open(self, held: str) -> bool:
+        inner = held.removeprefix("\\")
+        if len(held) >= MAX_CONTROL_CHARS or inner[:1] not in ("", "{") or "}" in inner:
+            return False
+        body = inner[1:].lstrip()
+        return any(body.startswith(start) or start.startswith(body) for start in _STARTS)
+
+    def _meaning(self, held: str) -> str | None:
+        found = _CONTROL.fullmatch(held)
+        if found is None:
+            return None
+        if found["pause_ms"] is not None:
+            self._pause(int(found["pause_ms"]))
+            return ""
+        self.pronunciations += 1
+        return _respelling_in(found["fields"])
+
+    def _pause(self, pause_ms: int) -> None:
+        if not self._pauses_left or not MIN_PAUSE_MS <= pause_ms <= MAX_PAUSE_MS:
+            allowed = f"up to {MAX_PAUSES} of {MIN_PAUSE_MS} to {MAX_PAUSE_MS} ms"
+            raise InvalidInputError(f"A text may have pauses over HTTP alone, {allowed}; leave the others out.")
+        self._pauses_left -= 1
+        self._add(Break(pause_ms))
+
+
+def _respelling_in(fields: str) -> str:
+    """Raises ``InvalidInputError``."""
+    try:
+        values = json.loads("{" + fields + "}")
+    except ValueError:
+        values = {}
+    respelling = values.get("pronounce")
+    if not isinstance(values.get("word"), str) or not isinstance(respelling, str) or not is_speakable(respelling):
+        raise InvalidInputError(_FORM)
+    if _IPA.search(respelling):
+        raise InvalidInputError(f"No model here reads IPA; respell {values['word'][:40]!r} in plain letters.")
+    return respelling

@@ -1,0 +1,99 @@
+"""Pronunciations and pauses that Deepgram's clients write into a text, whatever the cuts."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bistream.errors import InvalidInputError
+from interfaces.audio.formats import OutputFormat
+from interfaces.core.text import Break, Item
+from interfaces.protocols.deepgram import Deepgram, DeepgramOptions
+from interfaces.protocols.deepgram_controls import MAX_PAUSES, DeepgramControls
+from interfaces.protocols.deepgram_v1 import DeepgramV1
+from tests.unit.interfaces.machine import Player
+from tests.unit.interfaces.rig import SAMPLES_PER_CHARACTER, Running
+from tests.unit.interfaces.test_cartesia_tags import joined
+from tests.unit.interfaces.test_http import error_of
+from tests.unit.interfaces.test_vendor_http import deepgram
+
+FLUX, AURA = r'\{"word": "Nguyen", "pronounce": "win"\}', '{"word":"Nguyen","pronounce":"win"}'
+OTHERS = ["Hi ", "{", "}", "\\", '{"name": 1}', "{ }", "\\n", "pause:", '"word"', "你"]
+WRITTEN = st.lists(st.sampled_from([FLUX, AURA, r"\{pause:500ms\}", *OTHERS]), max_size=MAX_PAUSES).map("".join)
+
+
+def read(written: str, *places: int) -> list[Item] | str:
+    """Or the sentence by which it is refused."""
+    reader = DeepgramControls(takes_pauses=True)
+    try:
+        items = [item for begin, end in pairwise([0, *places, len(written)]) for item in reader.push(written[begin:end])]
+        return joined([*items, *reader.flush()])
+    except InvalidInputError as error:
+        return error.sentence
+
+
+@given(WRITTEN, st.data())
+def test_the_cuts_do_not_matter(written: str, data: st.DataObject) -> None:
+    places = sorted(data.draw(st.lists(st.integers(0, len(written)), max_size=8)))
+    assert read(written, *places) == read(written)
+
+
+@given(st.lists(st.sampled_from(OTHERS[:-3]), max_size=8).map("".join))
+def test_other_braces_are_text(written: str) -> None:
+    assert read(written) == ([written] if written else [])
+
+
+def test_a_word_is_respelled_and_a_pause_is_silence() -> None:
+    assert read(f"Ask {FLUX} or {AURA}.") == ["Ask win or win."]
+    assert read(r"One. \{pause:500ms\}Two.") == ["One. ", Break(500), "Two."]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        r'\{"word": "tomato", "pronounce": "təˈmeɪtoʊ"\}',
+        '{"word": "cat", "pronounce": "kæt"}',
+        '{"word": "x"}',
+        '{"word": 5, "pronounce": "x"}',
+    ]
+    + ['{"word": "x", "pronounce": "-"}', r"\{pause:400ms\}", r"\{pause:500ms\}" * (MAX_PAUSES + 1)],
+)
+def test_what_cannot_be_said_is_refused_in_one_sentence_and_not_spoken(front: Running, wrong: str) -> None:
+    answer = deepgram(front, "", f"Hi. {wrong}")
+    assert answer[0] == 400 and error_of(answer)["param"] == "text"
+    for protocol in (Deepgram, DeepgramV1):
+        one = Player(protocol(DeepgramOptions("anna", OutputFormat(), 4096)))
+        one.receive(json.dumps({"type": "Speak", "text": f"Hi. {wrong}"}))
+        assert one.closed is not None and one.closed.code == 1008 and one.texts == {}
+
+
+def test_pauses_are_for_http_alone(front: Running) -> None:
+    status, _, data = deepgram(front, "&container=none&sample_rate=24000", r"One. \{pause:500ms\}Two.")
+    assert status == 200 and len(data) == 2 * (SAMPLES_PER_CHARACTER * len("One. Two.") + 12000)
+    one = Player(Deepgram(DeepgramOptions("anna", OutputFormat(), 4096)))
+    one.receive(json.dumps({"type": "Speak", "text": r"One. \{pause:500ms\}"}))
+    assert one.closed is not None and "over HTTP alone" in one.sent[-1]["description"]
+
+
+@pytest.mark.parametrize("protocol", [Deepgram, DeepgramV1])
+def test_a_turn_in_pieces_has_its_controls_carried_out(protocol: Any) -> None:
+    one = Player(protocol(DeepgramOptions("anna", OutputFormat(), 4096)))
+
+    def say(*pieces: str) -> None:
+        for piece in pieces:
+            one.receive(json.dumps({"type": "Speak", "text": piece}))
+        one.receive('{"type": "Flush"}')
+
+    say(FLUX[:9], FLUX[9:], " speaks {")
+    say("The next. ", AURA)  # waits for its turn
+    first = one.opened[0].speech
+    assert one.texts == {first: "win speaks {"} and one.ended == {first}
+    told = one.finished(first)
+    assert one.texts == {one.opened[1].speech: "The next. win"}
+    if protocol is Deepgram:
+        assert told[0]["controls_applied"]["pronunciations_applied"] == 1
