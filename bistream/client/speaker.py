@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +19,8 @@ class Speaker:
     """speaker_id: a registered voice or a preset of the server; or reference_wav, float32 [N], 16 kHz mono in [-1, 1], 0.5 to 30 s
     (``recorded`` reads a file), with what is said in it; or gender, of a voice that the server makes of it, pitch, speaking_rate and
     seed. The others by their names in the wire contract; speed: 0.5 to 2. text_normalization: as the
-    server does, and agents write Markdown; None for a server that does not know it."""
+    server does, and agents write Markdown; None for a server that does not know it. lexicon: words or phrases and how they are respelled,
+    or that as JSON."""
 
     speaker_id: str | None = None
     reference_wav: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
@@ -33,7 +36,8 @@ class Speaker:
     top_p: float | None = None
     speed: float = 1.0
     text_normalization: str | None = "+markdown"
-    lexicon: str | None = None
+    text_type: str | None = None
+    lexicon: str | Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         if sum(voice is not None for voice in (self.speaker_id, self.reference_wav, self.gender)) != 1:
@@ -47,4 +51,5 @@ class Speaker:
     def arguments(self) -> dict[str, Any]:
         """Of ``AsyncBistreamClient.start``."""
         given = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {**given, "speed": None if self.speed == 1.0 else self.speed}
+        lexicon = self.lexicon if self.lexicon is None or isinstance(self.lexicon, str) else json.dumps(dict(self.lexicon))
+        return {**given, "speed": None if self.speed == 1.0 else self.speed, "lexicon": lexicon}

@@ -262,3 +262,16 @@ def test_new_options_hold_for_the_next_turn(serve: Serve) -> None:
     in_loop(server, run)
     assert [one.inputs["speaker_id"] for one in server.received] == [b"anna", b"bob"]
     assert server.received[1].inputs["instruct_text"] == b"Whisper."
+
+
+def test_every_session_has_the_lexicon_and_the_type_of_the_text(serve: Serve) -> None:
+    server = serve(Reader())
+
+    async def run(speech: bistream.TTS) -> None:
+        speech.update_options(speaker=bistream.Speaker(speaker_id="anna", text_type="ssml", lexicon={"Nguyen": "win"}))
+        for text in ("One.", '<break time="1s"/>Two.'):
+            await speech.synthesize(text, conn_options=AT_ONCE).collect()
+
+    in_loop(server, run)
+    assert [one.inputs["text_type"] for one in server.received] == [b"ssml"] * 2
+    assert [one.inputs["lexicon"] for one in server.received] == [b'{"Nguyen": "win"}'] * 2

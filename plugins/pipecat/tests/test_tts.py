@@ -78,9 +78,9 @@ class Heard:
         return [data for frame in self.of(MetricsFrame) for data in frame.data if isinstance(data, kind)]
 
 
-def spoken(server: FakeServer, frames: Iterable[Frame], rate: int = 24000, **options: Any) -> Heard:
+def spoken(server: FakeServer, frames: Iterable[Frame], rate: int = 24000, speaker: Speaker | None = None, **options: Any) -> Heard:
     async def main() -> Heard:
-        service = BistreamTTSService(server.address, Speaker(speaker_id="anna"), **options)
+        service = BistreamTTSService(server.address, speaker or Speaker(speaker_id="anna"), **options)
         params = PipelineParams(audio_out_sample_rate=rate, enable_metrics=True, enable_usage_metrics=True)
         # The frames are made while the pipeline runs.
         return Heard(*await run_test(service, frames_to_send=cast(Any, frames), pipeline_params=params, start_timeout=WAIT_S))
@@ -228,6 +228,14 @@ def test_a_new_voice_holds_for_the_next_turn(serve: Serve) -> None:
     update = TTSUpdateSettingsFrame(delta=TTSSettings(voice="bob"))
     spoken(server, chain(turn("One."), until(lambda: server.received), [update], turn("Two.")))
     assert [one.inputs["speaker_id"] for one in server.received if one.flag("is_start")] == [b"anna", b"bob"]
+
+
+def test_every_session_has_the_lexicon_and_the_type_of_the_text(serve: Serve) -> None:
+    server = serve(Reader())
+    speaker = Speaker(speaker_id="anna", text_type="ssml", lexicon={"Nguyen": "win"})
+    spoken(server, chain(turn("One."), turn('<break time="1s"/>', "Two.")), speaker=speaker)
+    starts = [one.inputs for one in server.received if one.flag("is_start")]
+    assert [(one["text_type"], one["lexicon"]) for one in starts] == [(b"ssml", b'{"Nguyen": "win"}')] * 2
 
 
 def test_a_turn_that_never_ends_is_spoken_before_the_pipeline_ends(serve: Serve) -> None:
