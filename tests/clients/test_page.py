@@ -26,6 +26,8 @@ def test_the_page_speaks_stops_and_records(tmp_path: Path) -> None:
     with reading() as server, running(server.address) as front:
         found = found_by("sdk", "tests/clients/programs/page.py", f"127.0.0.1:{front.port}", str(tmp_path))
         (voice,) = [one for one in front.service.voices.all_of(None) if one.name == "mine"]
+    last = [one.inputs for one in server.received if one.flag("is_start") and "target_text" in one.inputs][-1]
+    assert (last["text_type"], last["lexicon"]) == (b"ssml", b'{"word": "woord", "SQL": "sequel"}')
     text = "A text that is sent all at once, and played without a gap."
     whole = {"played": len(text) * SAMPLES_PER_CHARACTER, "gaps": 0, "isMade": True, "isOver": True, "words": len(text.split())}
     assert found["whole"] == whole and found["lit"] == whole["words"]

@@ -219,7 +219,14 @@ function download() {
 function choice() {
   const { kind, id, can_be_instructed: isInstructed } = cards.chosen ?? {};
   const instruction = isInstructed ? at("instruction").value.trim() : "";
-  return { text: at("text").value.trim(), voice: id ?? "alloy", kind, speed: at("speed").valueAsNumber, instruction };
+  return { text: at("text").value.trim(), voice: id ?? "alloy", kind, speed: at("speed").valueAsNumber, instruction, reading: reading() };
+}
+
+// How the text is read, as fields of a request.
+function reading() {
+  const entries = at("lexicon").value.split(",").map((entry) => entry.split("=").map((side) => side.trim()));
+  const lexicon = Object.fromEntries(entries.filter(([word, said]) => word && said));
+  return { ...(at("ssml").checked && { text_type: "ssml" }), ...(Object.keys(lexicon).length && { lexicon }) };
 }
 
 function onChoice() {
@@ -373,7 +380,7 @@ at("text").oninput = () => {
   show("message", "");
   onChoice();
 };
-for (const id of ["rate", "speed", "instruction"]) at(id).oninput = onChoice;
+for (const id of ["rate", "speed", "instruction", "ssml", "lexicon"]) at(id).oninput = onChoice;
 at("key").value = key.get();
 at("key").onchange = () => {
   key.set(at("key").value.trim());

@@ -1,10 +1,10 @@
-// The request as programs: what to copy into one's own code. A choice is {text, voice, kind, speed, instruction}.
+// The request as programs: what to copy into one's own code. A choice is {text, voice, kind, speed, instruction, reading}.
 const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 const quoted = (text) => JSON.stringify(text);
 
-function body({ text, voice, speed, instruction }) {
+function body({ text, voice, speed, instruction, reading }) {
   const chosen = { model: "bistream", voice, input: text, response_format: "wav" };
-  return { ...chosen, ...(speed === 1 ? {} : { speed }), ...(instruction ? { instructions: instruction } : {}) };
+  return { ...chosen, ...(speed === 1 ? {} : { speed }), ...(instruction ? { instructions: instruction } : {}), ...reading };
 }
 
 function curl(choice) {
@@ -17,7 +17,7 @@ function curl(choice) {
 }
 
 function python(choice) {
-  const { model, voice, input, ...rest } = body(choice);
+  const { model, voice, input, ...rest } = body({ ...choice, reading: Object.keys(choice.reading).length ? { extra_body: choice.reading } : {} });
   const more = Object.entries(rest).map(([name, value]) => `        ${name}=${quoted(value)},`);
   return [
     "import os",
@@ -47,8 +47,9 @@ function javascript(choice) {
 const onServer = (kind) => kind === "preset" || kind === "registered"; // known to the server itself, not to these interfaces alone
 
 // How our own client and plugin name the voice and what else was chosen.
-function speaker({ voice, kind, speed, instruction }) {
-  const options = `${speed === 1 ? "" : `, speed=${speed}`}${instruction ? `, instruct_text=${quoted(instruction)}` : ""}`;
+function speaker({ voice, kind, speed, instruction, reading }) {
+  const given = { ...(speed === 1 ? {} : { speed }), ...(instruction ? { instruct_text: instruction } : {}), ...reading };
+  const options = Object.entries(given).map(([name, value]) => `, ${name}=${quoted(value)}`).join("");
   return onServer(kind) ? `Speaker(speaker_id=${quoted(voice)}${options})` : `Speaker.recorded("recording.wav", "What is said in it."${options})`;
 }
 

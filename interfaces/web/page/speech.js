@@ -3,7 +3,7 @@
 const CONTEXT = "page";
 
 export class Speech {
-  constructor({ voice, speed, instruction, key }, handlers) {
+  constructor({ voice, speed, instruction, reading, key }, handlers) {
     const url = new URL("/tts/websocket", location.href);
     url.protocol = url.protocol.replace("http", "ws");
     const control = { ...(speed === 1 ? {} : { speed }), ...(instruction ? { instructions: instruction } : {}) };
@@ -14,6 +14,7 @@ export class Speech {
       output_format: { container: "raw", encoding: "pcm_s16le", sample_rate: 24000 },
       generation_config: control,
       add_timestamps: true,
+      ...reading,
     };
     this.handlers = handlers;
     this.isOver = false;

@@ -66,6 +66,12 @@ with sync_playwright() as play:
     wait(page, "document.querySelector('#transcript .now') !== null")
     page.click("#replay")
 
+    page.fill("#lexicon", "word = woord, SQL=sequel, , half =")
+    page.fill("#text", 'A word. <break time="500ms"/> Another one.')
+    page.check("#ssml")
+    page.check("[value=whole]")
+    page.click("#speak")
+    wait(page, "bistream.state()?.isOver")
     found["snippets"] = []
     for tab in page.query_selector_all("#snippet-tabs button"):
         tab.click()
