@@ -35,18 +35,14 @@ class FormReader(ABC):
         self._held += character
         self._counts.append(count)
         while self._held and not self._is_open(self._held):
-            self._decide()
+            if (meaning := self._meaning(self._held)) is None:
+                self._release()
+            else:
+                self._replace(meaning)
 
     def finish(self, is_end: bool) -> None:
         while self._held:
             self._release()
-
-    def _decide(self) -> None:
-        meaning = self._meaning(self._held)
-        if meaning is None:
-            self._release()
-        else:
-            self._replace(meaning)
 
     def _replace(self, characters: str) -> None:
         count, self._held, self._counts = sum(self._counts), "", []

@@ -40,10 +40,10 @@ class _Context:
     is_ending: bool = False
 
     def read(self, text: str, is_whole: bool) -> list[Item]:
-        """is_whole: what may be the beginning of a tag is text. Raises ``InvalidInputError`` for a wrong tag."""
+        """As ``ControlReader.push``."""
         items: list[Item] = [text] if text else []
         if self.tags is not None:
-            items = self.tags.read(text) if is_whole else self.tags.push(text)
+            items = self.tags.push(text, is_whole)
         if self.words is not None:
             self.words.append("".join(item for item in items if isinstance(item, str)))
         return items
@@ -196,7 +196,7 @@ def cartesia_reading(values: dict[str, Any], lexicons: Lexicons) -> Values:
 def cartesia_items(transcript: str, options: Values) -> list[Item]:
     """A whole text with these options. Raises ``InvalidInputError`` for a wrong tag."""
     tags = _tags(options)
-    return [transcript] if tags is None else tags.read(transcript)
+    return [transcript] if tags is None else tags.push(transcript, is_whole=True)
 
 
 def _tags(options: Values) -> CartesiaTags | None:

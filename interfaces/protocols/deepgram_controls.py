@@ -14,7 +14,7 @@ from interfaces.core.text import Break
 from interfaces.protocols.text_controls import ControlReader
 
 MAX_CONTROL_CHARS = 512
-MIN_PAUSE_MS, MAX_PAUSE_MS, MAX_PAUSES = 500, 3000, 8  # the vendor's
+PAUSES_MS, MAX_PAUSES = range(500, 3001), 8  # as the vendor has them
 _CONTROL = re.compile(r'\\?\{\s*(?:pause:(?P<pause_ms>\d+)ms|(?P<fields>"word"[^{}]*?))\s*\\?\}')
 _STARTS = ('"word"', "pause:")
 _IPA = re.compile("[\u0250-\u02ffæðŋβθχ]")
@@ -42,17 +42,15 @@ class DeepgramControls(ControlReader):
         if found is None:
             return None
         if found["pause_ms"] is not None:
-            self._pause(int(found["pause_ms"]))
+            self._pauses_left -= 1
+            if self._pauses_left < 0 or (pause_ms := int(found["pause_ms"])) not in PAUSES_MS:
+                raise InvalidInputError(
+                    f"A text may have up to {MAX_PAUSES} pauses of 500 to 3000 ms, over HTTP alone; leave the others out."
+                )
+            self._add(Break(pause_ms))
             return ""
         self.pronunciations += 1
         return _respelling_in(found["fields"])
-
-    def _pause(self, pause_ms: int) -> None:
-        if not self._pauses_left or not MIN_PAUSE_MS <= pause_ms <= MAX_PAUSE_MS:
-            allowed = f"up to {MAX_PAUSES} of {MIN_PAUSE_MS} to {MAX_PAUSE_MS} ms"
-            raise InvalidInputError(f"A text may have pauses over HTTP alone, {allowed}; leave the others out.")
-        self._pauses_left -= 1
-        self._add(Break(pause_ms))
 
 
 def _respelling_in(fields: str) -> str:

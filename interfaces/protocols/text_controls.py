@@ -14,20 +14,18 @@ class ControlReader(FormReader):
         self._characters: list[str] = []
         self._items: list[Item] = []
 
-    def push(self, text: str) -> list[Item]:
-        """What these characters decide. Raises ``InvalidInputError`` for a wrong control; the reader is of no use then."""
+    def push(self, text: str, is_whole: bool = False) -> list[Item]:
+        """What these characters decide. is_whole: what may be the beginning of a control is text.
+
+        Raises ``InvalidInputError`` for a wrong control; the reader is of no use then.
+        """
         for character in text:
             self.feed(character, 1)
-        return self._take()
-
-    def read(self, text: str) -> list[Item]:
-        """The text is whole with it. Raises as ``push`` does."""
-        return [*self.push(text), *self.flush()]
-
-    def flush(self) -> list[Item]:
-        """The rest, which is text."""
-        self.finish(is_end=False)
-        return self._take()
+        if is_whole:
+            self.finish(is_end=False)
+        self._add("")
+        taken, self._items = self._items, []
+        return taken
 
     def _say(self, character: str, count: int) -> None:
         self._characters.append(character)
@@ -38,8 +36,3 @@ class ControlReader(FormReader):
         self._characters.clear()
         if item:
             self._items.append(item)
-
-    def _take(self) -> list[Item]:
-        self._add("")
-        taken, self._items = self._items, []
-        return taken

@@ -91,7 +91,7 @@ class UtteranceQueue(Generic[AnyUtterance]):
         if turn is None or turn.is_flushed or self.is_closing:
             return []
         turn.is_flushed = True
-        made = turn.append(turn.controls.flush())
+        made = turn.append(turn.controls.push("", is_whole=True))
         return [*made, *self._end(turn)] if turn is self.active else []
 
     def close(self) -> list[Action]:

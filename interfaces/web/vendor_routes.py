@@ -114,7 +114,7 @@ def _add_deepgram(router: APIRouter, service: SpeechService) -> None:
         values |= reading_in(dict(query))
         check_text(service, "text", given.text, values)
         is_ssml = values.get("text_type") == SSML
-        items = [given.text] if is_ssml else at("text", lambda: DeepgramControls(takes_pauses=True).read(given.text))
+        items = [given.text] if is_ssml else at("text", lambda: DeepgramControls(takes_pauses=True).push(given.text, is_whole=True))
         return await spoken(service, request, query.get("model", ""), items, target, values)
 
 

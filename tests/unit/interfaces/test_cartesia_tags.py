@@ -63,22 +63,22 @@ def test_the_cuts_do_not_matter(written: str, data: st.DataObject) -> None:
     places = sorted(data.draw(st.lists(st.integers(0, len(written)), max_size=8)))
     reader = CartesiaTags()
     items = [item for begin, end in pairwise([0, *places, len(written)]) for item in reader.push(written[begin:end])]
-    assert joined([*items, *reader.flush()]) == joined(CartesiaTags().read(written))
+    assert joined([*items, *reader.push("", is_whole=True)]) == joined(CartesiaTags().push(written, is_whole=True))
 
 
 @given(WRITTEN)
 def test_text_without_its_tags_is_unchanged(written: str) -> None:
     for tag in (BREAK, SPEED, "<spell>", "</spell>", "<break time='300ms' />", '<volume ratio="2"/>'):
         written = written.replace(tag, "")
-    assert "".join(map(str, CartesiaTags().read(written))) == written
+    assert "".join(map(str, CartesiaTags().push(written, is_whole=True))) == written
 
 
 def test_what_the_tags_mean() -> None:
-    assert joined(CartesiaTags().read(f"One. {BREAK}Two {SPEED}<b>three</b>, 3 < 5 &amp; 7.")) == [
+    assert joined(CartesiaTags().push(f"One. {BREAK}Two {SPEED}<b>three</b>, 3 < 5 &amp; 7.", is_whole=True)) == [
         "One. ", Break(1500), "Two ", SpeedChange(1.2), "<b>three</b>, 3 < 5 &amp; 7.",
     ]  # fmt: skip
-    assert "".join(map(str, CartesiaTags().read("It is <spell>a1-b</spell>!"))).split() == ["It", "is", "A", "1", "B", "!"]
-    assert CartesiaTags().read('<emotion value="angry"/><volume ratio="0.5"/>No') == ["No"]
+    assert "".join(map(str, CartesiaTags().push("It is <spell>a1-b</spell>!", is_whole=True))).split() == ["It", "is", "A", "1", "B", "!"]
+    assert CartesiaTags().push('<emotion value="angry"/><volume ratio="0.5"/>No', is_whole=True) == ["No"]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_the_tags_mean() -> None:
 )
 def test_wrong_tags_are_refused_in_one_sentence(wrong: str, front: Running) -> None:
     with pytest.raises(InvalidInputError):
-        CartesiaTags().read(wrong)
+        CartesiaTags().push(wrong, is_whole=True)
     one = Player(Cartesia())
     send(one, f"Hi {wrong}", **{"continue": True})
     assert one.sent[-1]["type"] == "error" and one.closed is None
@@ -95,12 +95,12 @@ def test_wrong_tags_are_refused_in_one_sentence(wrong: str, front: Running) -> N
         assert answer[0] == 400 and error_of(answer)["param"] == "transcript"
 
 
-def test_a_context_has_its_marks_and_the_words_without_them() -> None:
+def test_a_context_has_its_controls_and_the_words_without_them() -> None:
     one = Player(Cartesia())
     for piece in ("Now <bre", 'ak time="1s"/>then <spe', "ll>A", "B</spell>."):
         send(one, piece, add_timestamps=True, **{"continue": True})
     send(one, "3 <", **{"continue": False})
-    assert Break(1000) in one.items and one.items[-1] == "<" and one.ended == {"1"}
+    assert Break(1000) in one.items and one.items[-1] == "3 <" and one.ended == {"1"}
     assert [word for word, _, _ in times(one.finished("1"))] == ["Now", "then", "A", "B", ".3", "<"]
 
 

@@ -32,7 +32,7 @@ def read(written: str, *places: int) -> list[Item] | str:
     reader = DeepgramControls(takes_pauses=True)
     try:
         items = [item for begin, end in pairwise([0, *places, len(written)]) for item in reader.push(written[begin:end])]
-        return joined([*items, *reader.flush()])
+        return joined([*items, *reader.push("", is_whole=True)])
     except InvalidInputError as error:
         return error.sentence
 
