@@ -19,7 +19,7 @@ class Speaker:
     """speaker_id: a registered voice or a preset of the server; or reference_wav, float32 [N], 16 kHz mono in [-1, 1], 0.5 to 30 s
     (``recorded`` reads a file), with what is said in it; or gender, of a voice that the server makes of it, pitch, speaking_rate and
     seed. The others by their names in the wire contract; speed: 0.5 to 2. text_normalization: as the
-    server does, and agents write Markdown; None for a server that does not know it. lexicon: words or phrases and how they are respelled,
+    server does, and agents write Markdown; None for a server that does not know it. lexicon: words or phrases and how they are spoken,
     or that as JSON."""
 
     speaker_id: str | None = None
@@ -37,7 +37,7 @@ class Speaker:
     speed: float = 1.0
     text_normalization: str | None = "+markdown"
     text_type: str | None = None
-    lexicon: str | Mapping[str, str] | None = None
+    lexicon: str | Mapping[str, str | Mapping[str, str]] | None = None
 
     def __post_init__(self) -> None:
         if sum(voice is not None for voice in (self.speaker_id, self.reference_wav, self.gender)) != 1:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bistream.contract.checks import SPEAKER_NAME_PATTERN
-from bistream.contract.lexicon import Lexicon, read_lexicon, read_lexicon_file
+from bistream.contract.lexicon import check_lexicon, read_lexicon_file
 from bistream.errors import ConfigError, InvalidInputError
 from interfaces.core.values import Values
 
 
 class Lexicons:
-    def __init__(self, by_name: Mapping[str, Lexicon] | None = None) -> None:
+    def __init__(self, by_name: Mapping[str, dict[str, Any]] | None = None) -> None:
+        """by_name: each as it is in JSON."""
         self._by_name = by_name or {}
 
     @classmethod
@@ -28,7 +30,8 @@ class Lexicons:
             if SPEAKER_NAME_PATTERN.match(path.stem) is None:
                 raise ConfigError(f"The lexicon {path} needs a name of 1 to 64 letters, digits, _ and -; rename it.")
             try:
-                by_name[path.stem] = read_lexicon_file(path)
+                read_lexicon_file(path)
+                by_name[path.stem] = _parsed(path.read_text(encoding="utf-8"))
             except InvalidInputError as error:
                 raise ConfigError(f"The lexicon {path} cannot be used: {error.sentence}") from None
         return cls(by_name)
@@ -40,9 +43,16 @@ class Lexicons:
         """
         if not names:
             return values
-        joined: dict[str, str] = {}
+        joined: dict[str, Any] = {}
         for name in reversed(names):
             if name not in self._by_name:
                 raise InvalidInputError(f"There is no pronunciation dictionary {name[:64]!r}; ask the operator for their names.")
             joined |= self._by_name[name]
-        return {**values, "lexicon": json.dumps({**joined, **read_lexicon(str(values.get("lexicon", "")))})}
+        check_lexicon(own := str(values.get("lexicon", "")))
+        return {**values, "lexicon": json.dumps({**joined, **_parsed(own)})}
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """text: that was checked."""
+    entries: dict[str, Any] = json.loads(text) if text.strip() else {}
+    return entries

@@ -15,7 +15,7 @@ from bistream.errors import BistreamError, InvalidInputError
 from interfaces.audio.formats import OutputFormat, dashscope_format
 from interfaces.core.values import Values, instructed
 from interfaces.protocols.actions import POLICY_VIOLATION, Action, Append, Cancel, Close, End, Flush, Made, Open, Send
-from interfaces.protocols.messages import JsonProtocol, name_in, name_or_none, number_in, object_in, text_in
+from interfaces.protocols.messages import JsonProtocol, name_in, name_or_none, number_in, object_in, objects_in, text_in
 from interfaces.protocols.words import Word, WordTimes
 
 MAX_VOLUME, DEFAULT_VOLUME = 100, 50
@@ -193,17 +193,16 @@ def _values_in(parameters: dict[str, Any]) -> Values:
         values["seed"] = round(seed)
     if (speed := number_in(parameters, "rate")) is not None and speed != 1:
         values["speed"] = float(speed)
-    if lexicon := _replaced(object_in(parameters, "hot_fix")):
+    if lexicon := _lexicon_in(object_in(parameters, "hot_fix")):
         values["lexicon"] = json.dumps(lexicon)
     return values
 
 
-def _replaced(hot_fix: dict[str, Any]) -> dict[str, Any]:
-    """Its words and what is said instead; its pinyin is no respelling, and left aside."""
-    entries = hot_fix.get("replace") or []
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise InvalidInputError("hot_fix.replace must be a list of objects, each with a word and what is said instead; correct it.")
-    return {word: instead for entry in entries for word, instead in entry.items()}
+def _lexicon_in(hot_fix: dict[str, Any]) -> dict[str, Any]:
+    """Its words and what is said instead, or their pinyin. Raises ``InvalidInputError``."""
+    replaced = {word: instead for entry in objects_in(hot_fix, "replace") for word, instead in entry.items()}
+    spoken = ((word, pinyin) for entry in objects_in(hot_fix, "pronunciation") for word, pinyin in entry.items())
+    return {**replaced, **{word: {"alphabet": "pinyin", "ph": pinyin} for word, pinyin in spoken}}
 
 
 def _gain_in(parameters: dict[str, Any]) -> float:

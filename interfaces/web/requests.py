@@ -38,7 +38,7 @@ class ReadBody(Body):
     """With our own fields for how a text is read."""
 
     text_normalization: str | None = None
-    lexicon: str | dict[str, str] | None = None
+    lexicon: str | dict[str, Any] | None = None
     text_type: str | None = None
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bistream.errors import BusyError
+from interfaces.core.values import check_values
 from interfaces.protocols.actions import Made
 from interfaces.protocols.dashscope import DashScope
 from tests.unit.interfaces.machine import Player
@@ -137,9 +138,15 @@ def test_a_task_with_all_its_text_at_once() -> None:
 
 
 def test_words_are_replaced_as_hot_fix_says() -> None:
-    hot_fix = {"pronunciation": [{"\u8349\u5730": "cao3 di4"}], "replace": [{"SQL": "sequel"}, {"AI": "a eye"}]}
+    hot_fix = {"pronunciation": [{"草地": "cao3 di4"}], "replace": [{"SQL": "sequel"}, {"AI": "a eye"}]}
     values = started(hot_fix=hot_fix).opened[0].values
-    assert json.loads(str(values["lexicon"])) == {"SQL": "sequel", "AI": "a eye"}
+    pinyin = {"alphabet": "pinyin", "ph": "cao3 di4"}
+    assert json.loads(str(values["lexicon"])) == {"SQL": "sequel", "AI": "a eye", "草地": pinyin}
+    check_values(values)
     assert "lexicon" not in started(hot_fix={"pronunciation": []}).opened[0].values
+
+
+@pytest.mark.parametrize("wrong", [{"replace": ["SQL"]}, {"replace": {"SQL": "sequel"}}, {"pronunciation": "cao3 di4"}])
+def test_other_hot_fixes_are_refused(wrong: dict[str, Any]) -> None:
     one = Player(DashScope())
-    assert events(send(one, "run-task", voice="anna", hot_fix={"replace": ["SQL"]}))[0] == "task-failed"
+    assert events(send(one, "run-task", voice="anna", hot_fix=wrong)) == ["task-failed"] and one.opened == []

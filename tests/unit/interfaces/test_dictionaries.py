@@ -18,7 +18,8 @@ from tests.unit.interfaces.test_http import ask, error_of
 from tests.unit.interfaces.test_sockets import WAIT_S
 from tests.unit.interfaces.vendors import CARTESIA, CARTESIA_SETTINGS, MULTI, SINGLE, begin, finish
 
-MEDICAL, PLACES = {"SQL": "sequel", "Graz": "grahts"}, {"Graz": "grats", "Nguyen": "win"}
+MEDICAL: dict[str, Any] = {"SQL": "sequel", "Graz": "grahts", "重庆": {"alphabet": "pinyin", "ph": "chong2 qing4"}}
+PLACES: dict[str, Any] = {"Graz": "grats", "Nguyen": "win"}
 LEXICONS = Lexicons({"medical": MEDICAL, "places": PLACES})
 
 
@@ -42,8 +43,8 @@ def over_http(door: str, *names: str, **own: Any) -> tuple[str, dict[str, Any]]:
 HTTP = ["/v1/text-to-speech/anna", "/v1/text-to-speech/anna/stream/with-timestamps", "/tts/bytes", "/tts/sse"]
 
 
-def lexicon_of(server: ReadyServer) -> dict[str, str]:
-    lexicon: dict[str, str] = json.loads(server.received[-1].inputs["lexicon"])
+def lexicon_of(server: ReadyServer) -> dict[str, Any]:
+    lexicon: dict[str, Any] = json.loads(server.received[-1].inputs["lexicon"])
     return lexicon
 
 
