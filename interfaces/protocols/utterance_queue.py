@@ -18,7 +18,7 @@ MAX_WAITING_TURNS = 16
 
 @dataclass
 class PendingUtterance:
-    """text: all of it so far, without controls. controls: what reads them."""
+    """text: all of it so far, without controls. controls: their reader."""
 
     speech: str
     text: str = ""
