@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from bistream.contract.checks import SPEAKER_NAME_PATTERN
-from bistream.contract.lexicon import check_lexicon, read_lexicon_file
+from bistream.contract.lexicon import read_lexicon, read_lexicon_file
 from bistream.errors import ConfigError, InvalidInputError
 from interfaces.core.values import Values
 
 
 class Lexicons:
-    def __init__(self, by_name: Mapping[str, dict[str, Any]] | None = None) -> None:
-        """by_name: each as it is in JSON."""
+    def __init__(self, by_name: Mapping[str, str] | None = None) -> None:
+        """by_name: each as JSON."""
         self._by_name = by_name or {}
 
     @classmethod
@@ -31,7 +31,7 @@ class Lexicons:
                 raise ConfigError(f"The lexicon {path} needs a name of 1 to 64 letters, digits, _ and -; rename it.")
             try:
                 read_lexicon_file(path)
-                by_name[path.stem] = _parsed(path.read_text(encoding="utf-8"))
+                by_name[path.stem] = path.read_text(encoding="utf-8")
             except InvalidInputError as error:
                 raise ConfigError(f"The lexicon {path} cannot be used: {error.sentence}") from None
         return cls(by_name)
@@ -44,15 +44,13 @@ class Lexicons:
         if not names:
             return values
         joined: dict[str, Any] = {}
-        for name in reversed(names):
-            if name not in self._by_name:
-                raise InvalidInputError(f"There is no pronunciation dictionary {name[:64]!r}; ask the operator for their names.")
-            joined |= self._by_name[name]
-        check_lexicon(own := str(values.get("lexicon", "")))
-        return {**values, "lexicon": json.dumps({**joined, **_parsed(own)})}
+        own = str(values.get("lexicon", ""))
+        for text in (*(self._found(name) for name in reversed(names)), own):
+            if read_lexicon(text):
+                joined |= json.loads(text)
+        return {**values, "lexicon": json.dumps(joined)}
 
-
-def _parsed(text: str) -> dict[str, Any]:
-    """text: that was checked."""
-    entries: dict[str, Any] = json.loads(text) if text.strip() else {}
-    return entries
+    def _found(self, name: str) -> str:
+        if name not in self._by_name:
+            raise InvalidInputError(f"There is no pronunciation dictionary {name[:64]!r}; ask the operator for their names.")
+        return self._by_name[name]

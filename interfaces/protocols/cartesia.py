@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bistream.contract.checks import SSML
 from bistream.errors import BistreamError, BusyError, InvalidInputError, UnknownSpeakerError
 from interfaces.audio.formats import cartesia_format
 from interfaces.core.lexicons import Lexicons
@@ -34,16 +33,14 @@ class _Context:
     name: str
     speech: str
     words: WordTimes | None  # None: not asked for
-    tags: CartesiaTags | None  # None: the text is SSML
+    tags: CartesiaTags
     characters: int = 0  # received
     flush_id: int = 1  # of the audio that comes now
     is_ending: bool = False
 
     def read(self, text: str, is_whole: bool) -> list[Item]:
         """As ``ControlReader.push``."""
-        items: list[Item] = [text] if text else []
-        if self.tags is not None:
-            items = self.tags.push(text, is_whole)
+        items = self.tags.push(text, is_whole)
         if self.words is not None:
             self.words.append("".join(item for item in items if isinstance(item, str)))
         return items
@@ -114,7 +111,7 @@ class Cartesia(JsonProtocol):
         options, gain = cartesia_values(values)
         options |= cartesia_reading(values, self._lexicons)
         words = WordTimes() if values.get("add_timestamps") else None
-        context = _Context(name, f"{self._count + 1}", words, _tags(options))
+        context = _Context(name, f"{self._count + 1}", words, CartesiaTags(options))
         return context, Open(context.speech, cartesia_voice(values), audio_format, options, gain)
 
     def _refuse(self, values: dict[str, Any], error: InvalidInputError) -> list[Action]:
@@ -191,16 +188,6 @@ def cartesia_reading(values: dict[str, Any], lexicons: Lexicons) -> Values:
     """Of ``pronunciation_dict_id``, and of our own fields. Raises ``InvalidInputError``."""
     name = name_in(values, "pronunciation_dict_id")
     return lexicons.added_to(reading_in(values), [] if name is None else [name])
-
-
-def cartesia_items(transcript: str, options: Values) -> list[Item]:
-    """A whole text with these options. Raises ``InvalidInputError`` for a wrong tag."""
-    tags = _tags(options)
-    return [transcript] if tags is None else tags.push(transcript, is_whole=True)
-
-
-def _tags(options: Values) -> CartesiaTags | None:
-    return None if options.get("text_type") == SSML else CartesiaTags()
 
 
 def _timestamps(context: _Context, words: list[Word]) -> list[Action]:

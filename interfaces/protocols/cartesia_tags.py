@@ -12,6 +12,7 @@ from bistream.errors import InvalidInputError
 from bistream.text.markup import MarkupReader, spelled
 from bistream.text.tags import TAG, is_open_tag
 from interfaces.core.text import Break, SpeedChange
+from interfaces.core.values import Values
 from interfaces.protocols.text_controls import ControlReader
 
 _NAMES = ("break", "speed", "spell", "volume", "emotion")
@@ -21,8 +22,8 @@ _RATIO = re.compile(r"""\sratio\s*=\s*["']?(\d+(?:\.\d*)?|\.\d+)["']?\s*""")
 class CartesiaTags(ControlReader):
     BEGINNINGS = ("<",)
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, values: Values | None = None) -> None:
+        super().__init__(values)
         self._breaks = MarkupReader()
         self._is_spelled = False
 

@@ -11,6 +11,7 @@ import re
 from bistream.contract.checks import is_speakable
 from bistream.errors import InvalidInputError
 from interfaces.core.text import Break
+from interfaces.core.values import Values
 from interfaces.protocols.text_controls import ControlReader
 
 MAX_CONTROL_CHARS = 512
@@ -24,9 +25,9 @@ _FORM = 'A pronunciation has the form {"word": "Nguyen", "pronounce": "win"}; co
 class DeepgramControls(ControlReader):
     BEGINNINGS = ("\\", "{")
 
-    def __init__(self, takes_pauses: bool = False) -> None:
+    def __init__(self, values: Values | None = None, takes_pauses: bool = False) -> None:
         """takes_pauses: over HTTP, as the vendor has it."""
-        super().__init__()
+        super().__init__(values)
         self._pauses_left = MAX_PAUSES if takes_pauses else 0
         self.pronunciations = 0
 

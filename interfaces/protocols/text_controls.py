@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from bistream.contract.checks import SSML
 from bistream.text.forms import FormReader
 from interfaces.core.text import Item
+from interfaces.core.values import Values
 
 
 class ControlReader(FormReader):
-    """One text. Its controls are the forms of the ``FormReader``."""
+    """One text. Its controls are the forms of the ``FormReader``; in SSML there are none."""
 
-    def __init__(self) -> None:
+    def __init__(self, values: Values | None = None) -> None:
+        """values: of the utterance."""
         super().__init__(self._say)
+        if (values or {}).get("text_type") == SSML:
+            self.BEGINNINGS = ()
         self._characters: list[str] = []
         self._items: list[Item] = []
 

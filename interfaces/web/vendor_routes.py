@@ -9,12 +9,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from bistream.contract.checks import SSML
 from interfaces.audio.formats import OutputFormat, cartesia_format, deepgram_file_format, elevenlabs_format
 from interfaces.core.service import SpeechService
 from interfaces.core.text import Item
 from interfaces.core.values import Values
-from interfaces.protocols.cartesia import Cartesia, cartesia_items, cartesia_reading, cartesia_values, cartesia_voice
+from interfaces.protocols.cartesia import Cartesia, cartesia_reading, cartesia_values, cartesia_voice
+from interfaces.protocols.cartesia_tags import CartesiaTags
 from interfaces.protocols.deepgram import deepgram_speed
 from interfaces.protocols.deepgram_controls import DeepgramControls
 from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions, dictionaries_in
@@ -113,8 +113,7 @@ def _add_deepgram(router: APIRouter, service: SpeechService) -> None:
         values: Values = {} if speed == 1 else {"speed": speed}
         values |= reading_in(dict(query))
         check_text(service, "text", given.text, values)
-        is_ssml = values.get("text_type") == SSML
-        items = [given.text] if is_ssml else at("text", lambda: DeepgramControls(takes_pauses=True).push(given.text, is_whole=True))
+        items = at("text", lambda: DeepgramControls(values, takes_pauses=True).push(given.text, is_whole=True))
         return await spoken(service, request, query.get("model", ""), items, target, values)
 
 
@@ -126,7 +125,8 @@ def _add_cartesia(router: APIRouter, service: SpeechService) -> None:
         values, gain = at("generation_config", lambda: cartesia_values(message))
         values |= at("pronunciation_dict_id", lambda: cartesia_reading(message, service.lexicons))
         check_text(service, "transcript", given.transcript, values)
-        return message, at("transcript", lambda: cartesia_items(given.transcript, values)), values, gain
+        items = at("transcript", lambda: CartesiaTags(values).push(given.transcript, is_whole=True))
+        return message, items, values, gain
 
     @router.post("/tts/bytes")
     async def as_bytes(request: Request) -> Response:

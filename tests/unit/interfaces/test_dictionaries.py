@@ -20,7 +20,7 @@ from tests.unit.interfaces.vendors import CARTESIA, CARTESIA_SETTINGS, MULTI, SI
 
 MEDICAL: dict[str, Any] = {"SQL": "sequel", "Graz": "grahts", "重庆": {"alphabet": "pinyin", "ph": "chong2 qing4"}}
 PLACES: dict[str, Any] = {"Graz": "grats", "Nguyen": "win"}
-LEXICONS = Lexicons({"medical": MEDICAL, "places": PLACES})
+LEXICONS = Lexicons({"medical": json.dumps(MEDICAL), "places": json.dumps(PLACES)})
 
 
 @pytest.fixture(scope="module")
