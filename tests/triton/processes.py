@@ -53,7 +53,9 @@ def replaced(before: dict[str, int], after: dict[str, int]) -> list[str]:
 
 def described(before: dict[str, int], after: dict[str, int]) -> str:
     names = replaced(before, after)
-    return f"replaced: {', '.join(names)}" if names else f"the same {len(after)}"
+    kept = sorted(before.keys() - set(names))
+    told = f"all but {', '.join(kept)}" if len(names) > len(kept) else ", ".join(names)
+    return f"replaced: {told}" if names else f"the same {len(after)}"
 
 
 def usages(keeper: int) -> dict[str, Usage]:

@@ -47,7 +47,7 @@ def check(edge: Edge, served: Served, descriptors: int, memory_mib: float, attac
     longest_ms, start_ms = (1000 * max(values) for values in (served.waits_s, served.starts_s))
     attack.unit = "answers"
     attack.got(["answer"] * len(served.waits_s) + ["new session"] * len(served.starts_s) + ["refused"] * len(served.refused))
-    attack.remarks.append(f"longest wait {longest_ms:.0f} ms, for a new session {start_ms:.0f} ms; Envoy had {edge.memory_mib:.0f} MiB")
+    attack.remarks.append(f"waits up to {longest_ms:.0f} ms, new {start_ms:.0f} ms; Envoy {edge.memory_mib:.0f} MiB")
     logger.info("%s: %s", attack.name, attack.remarks[-1])
     assert served.refused == []
     assert edge.memory_mib < memory_mib + GROWTH_MIB
@@ -58,7 +58,7 @@ def check(edge: Edge, served: Served, descriptors: int, memory_mib: float, attac
 
 @pytest.mark.parametrize("seconds", LENGTHS)
 @pytest.mark.parametrize("kind", ATTACKS)
-@pytest.mark.attack("{kind} at Envoy for {seconds:g} s, from addresses beside the callers'", must=MUST)
+@pytest.mark.attack("{kind} for {seconds:g}\N{NO-BREAK SPACE}s at Envoy, from addresses beside the callers'", must=MUST)
 def test_an_attack_costs_nobody_else_anything(kind: str, seconds: float, edge: Edge, attack: Attack) -> None:
     before = edge.descriptors, edge.memory_mib
     served = edge.under(*(edge.attack(kind, address, seconds) for address in ATTACKS[kind]))
