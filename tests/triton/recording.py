@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -58,6 +59,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if path is None or not attacks:
         return
     started_at, load, commit = session.config.stash[STARTED]
-    command = " ".join(["python -m pytest", *session.config.invocation_params.args])
+    command = "python -m pytest " + shlex.join(session.config.invocation_params.args)
     text = report(attacks, command, commit, machine_name(load), time.monotonic() - started_at)
     path.write_text(text, encoding="utf-8")

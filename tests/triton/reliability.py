@@ -57,13 +57,12 @@ def report(attacks: Sequence[Attack], command: str, commit: str, machine: str, d
     broken = sum(attack.verdict != HELD for attack in attacks)
     parts = [
         "# Reliability",
-        "Attacks on a real server (tiny random weights in the real format) and their outcomes. Written by the tests; do not edit.",
+        "Attacks on a real server (tiny random weights in the real format) and what came out. Written by the tests; do not edit.",
         f"{len(attacks)} attacks: {len(attacks) - broken} held, {broken} did not hold or not finish. Commit {commit}, "
         f"{duration_s / 60:.0f} minutes on {machine}, command `{command}`.",
-        "Outcomes: `audio`, a session with all its audio; `answer`, a valid response of a model; `accepted`, an empty one; a word in "
-        "capitals, the code of the error that was told (over HTTP the status); `BROKEN`, a gRPC stream that ended with a status; "
-        "`dropped`, a session that its client left. After the name of an attack comes what its test checks; attacks that share a line each "
-        "had this outcome. What did not hold or did not finish is marked.",
+        "Outcomes: `audio`, a session with all its audio; `answer`, a valid response; `accepted`, an empty one; a word in capitals, the "
+        "error's code (over HTTP the status); `BROKEN`, a stream that ended with a status; `dropped`, a session that its client left. "
+        "In bold what was done and what must hold, then the outcome; what did not hold or did not finish is marked.",
     ]
     for must_hold, group in groupby(attacks, key=lambda attack: attack.must_hold):
         same = list(group)

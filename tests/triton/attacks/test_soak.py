@@ -104,8 +104,8 @@ def table(warm: list[dict[str, Usage]], grown: dict[tuple[str, str], float], ses
     measured = (len(warm) - 1) * BLOCK
 
     def cell(name: str, measure: str) -> str:
-        first, last = getattr(warm[0][name], measure), getattr(warm[-1][name], measure)
-        return f"{first:.0f} → {last:.0f} ({grown[name, measure] * 1000 / measured:+.1f})"
+        ends = (f"{getattr(one[name], measure):.0f}" for one in (warm[0], warm[-1]))
+        return f"{' → '.join(dict.fromkeys(ends))} ({grown[name, measure] * 1000 / measured:+.1f})"
 
     title = f"Soak: what each process held from session {sessions - measured} to {sessions} (and the slope for 1,000 sessions)"
     columns = ("process", "resident MiB", "proportional MiB", "descriptors", "threads", "shared MiB")
