@@ -20,7 +20,6 @@ from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.report import ChunkRecord, SessionReport
 from bistream.client.say import feed, paced, split_pieces
 from bistream.contract.audio import REFERENCE_SAMPLE_RATE, UPSTREAM_SAMPLE_RATE
-from bistream.contract.voices import reference_hash
 from bistream.errors import BistreamError
 from bistream.types import FloatArray
 
@@ -29,10 +28,9 @@ LENGTH_SPREAD = 0.2  # of fresh recordings, both ways
 
 @dataclass(frozen=True)
 class Speech:
-    """What every caller says, and with which voice. text_rate: words per second; None: the whole text at once. sends_hash: of the
-    recording, which the server has heard before, instead of the recording. fresh_seed: each session sends a recording that nobody has
-    sent before, the given one with noise of its own; another seed gives other recordings. fresh_s: about as long, see ``fresh_voice``.
-    sample_rate: of the server's speech."""
+    """What every caller says, and with which voice. text_rate: words per second; None: the whole text at once. fresh_seed: each session
+    sends a recording that nobody has sent before, the given one with noise of its own; another seed gives other recordings. fresh_s: about
+    as long, see ``fresh_voice``. sample_rate: of the server's speech."""
 
     server: str
     text: str
@@ -40,7 +38,6 @@ class Speech:
     speaker_id: str | None = None
     reference_audio: str | None = None
     reference_text: str | None = None
-    sends_hash: bool = False
     fresh_seed: int | None = None
     fresh_s: float | None = None
     sample_rate: int = UPSTREAM_SAMPLE_RATE
@@ -135,9 +132,7 @@ def prepare(plan: tuple[int, Speech, tuple[Caller, ...]]) -> list[Task]:
     """Whose results are the number of the load and a ``SessionReport``."""
     number_of_load, speech, callers = plan
     voice = _voice(speech)
-    client = BistreamClient(speech.server, security=speech.security, sends_hashes=speech.sends_hash, keeps_connections=True)
-    if client.known_voices is not None and "reference_wav" in voice:
-        client.known_voices.accepted(reference_hash(**voice))
+    client = BistreamClient(speech.server, security=speech.security, sends_hashes=False, keeps_connections=True)
     whole: dict[str, Any] = {"text": speech.text, "is_end": True} if speech.text_rate is None else {}
     pieces = split_pieces(speech.text)
 

@@ -5,10 +5,10 @@
         --text "What they all say." --speaker-id anna --reference-audio assets/reference.wav --reference-text "$(cat assets/reference.txt)"
     python benchmarks/first_audio.py --closed 64 --fresh 10 50 --texts pieces ...                        new voices beside those callers
 
-Each given voice (registered, recording; with --voice-hash also the recording's hash) is measured with each kind of text and each load:
-closed, N callers with a session after the other; open, R starts per second at random times (Poisson), whatever the server does; fresh, for
---seconds, callers as in closed beside R sessions per second with a recording of their own each: the given one with noise 80 dB below
-full scale, which the server has never heard. With --metrics the result has the time of each stage, as the difference of two scrapes; the
+Each given voice (registered, recording) is measured with each kind of text and each load: closed, N callers with a session after the
+other; open, R starts per second at random times (Poisson), whatever the server does; fresh, for --seconds, callers as in closed beside R
+sessions per second with a recording of their own each: the given one with noise 80 dB below full scale, which the server has never heard.
+With --metrics the result has the time of each stage, as the difference of two scrapes; the
 server should have nothing else to do then, not even probes. Quantiles of the server are interpolated in the buckets of its histograms.
 Exit code 1 when a session failed otherwise than by BUSY. Give the gate room for all from one address: 0 for
 ``--sessions-per-address``, ``--streams-per-address`` and ``--starts-per-second`` of ``scripts/serve.py``.
@@ -105,9 +105,7 @@ def text_kind(speech: Speech) -> str:
 
 
 def voice_kind(speech: Speech) -> str:
-    if speech.speaker_id is not None:
-        return "registered"
-    return "hash" if speech.sends_hash else "recording"
+    return "recording" if speech.speaker_id is None else "registered"
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
@@ -116,7 +114,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
         voices.append({"speaker_id": options.speaker_id})
     recording = {"reference_audio": options.reference_audio, "reference_text": options.reference_text}
     if options.reference_audio is not None and not (options.fresh and voices):
-        voices += [recording, {**recording, "sends_hash": True}] if options.voice_hash else [recording]
+        voices.append(recording)
     for voice, kind in itertools.product(voices, options.texts):
         text_rate = options.text_rate if kind == "pieces" else None
         speech = Speech(options.server, options.text, text_rate, sample_rate=options.sample_rate, security=options.security, **voice)
@@ -200,7 +198,6 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--speaker-id", help="a registered voice; with --fresh, of the callers in --closed")
     parser.add_argument("--reference-audio", metavar="FILE")
     parser.add_argument("--reference-text")
-    parser.add_argument("--voice-hash", action="store_true", help="measure the hash of the recording as well")
     parser.add_argument("--processes", type=int, help="of the client (default: one for 32 callers, no more than cores)")
     parser.add_argument("--out", help="write the result there as well")
     add_security_arguments(parser)
