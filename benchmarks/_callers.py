@@ -57,7 +57,7 @@ class Caller:
 
 @dataclass(frozen=True)
 class Load:
-    """What came of it."""
+    """The outcome of a load."""
 
     reports: list[SessionReport]
     process: ProcessLoad
@@ -85,7 +85,7 @@ def listen(
     began: float,
     on_audio: Callable[[FloatArray], object] = lambda waveform: None,
 ) -> None:
-    """Fill the report, with times since ``began``, while the session runs; as ``run_session``, but raises the session's error.
+    """Fill the report, with times since ``began``, while the session runs. Raises the session's error.
 
     text_rate: pieces per second; ``None``: the start brings the whole text.
     """
@@ -101,7 +101,7 @@ def listen(
 
 
 def failure_of_all(load: Load) -> str | None:
-    """The sentence, where nobody heard anything for one reason: a server that is gone or lets nobody in is not a result."""
+    """The error that all sessions ended with, if none was heard: a server that is gone or refuses everybody is not a result."""
     errors = {one.error or "" for one in load.reports}
     heard = any(one.chunks for one in load.reports)
     return errors.pop() or None if len(errors) == 1 and not heard else None
@@ -129,7 +129,7 @@ def run_loads(loads: Sequence[tuple[Speech, Sequence[Caller]]], processes: int) 
 
 
 def prepare(plan: tuple[int, Speech, tuple[Caller, ...]]) -> list[Task]:
-    """Whose results are the number of the load and a ``SessionReport``."""
+    """The tasks of a client process; a result is the number of the load and a ``SessionReport``."""
     number_of_load, speech, callers = plan
     voice = _voice(speech)
     client = BistreamClient(speech.server, security=speech.security, sends_hashes=False, keeps_connections=True)
@@ -149,7 +149,7 @@ def prepare(plan: tuple[int, Speech, tuple[Caller, ...]]) -> list[Task]:
 def fresh_voice(voice: dict[str, Any], seed: Sequence[int], seconds: float | None = None) -> dict[str, Any]:
     """The same recording to the ear (noise 80 dB below full scale), another one to the server.
 
-    seconds: again and again until it lasts so long, by up to a fifth less or more, as recordings do; None: as long as it is.
+    seconds: the recording is repeated to about this length (a fifth less or more, at random); None: its own length.
     """
     wav: FloatArray = voice["reference_wav"]
     generator = np.random.default_rng(seed)

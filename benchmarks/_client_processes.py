@@ -1,7 +1,7 @@
 """Client processes of a load test.
 
-One Python process can be busier than the server it measures: so the tasks of a load are dealt out to processes, which begin at the same
-moment, and each reports how much of a core it used and how late its tasks began.
+One Python process can be busier than the server that it measures. So the tasks of a load are dealt out to processes, which begin at the
+same moment; each reports how much of a core it used and how late its tasks began.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ def hardware() -> str:
 
 
 def million_additions_ms() -> float:
-    """How fast this host's processors are at this moment: shared hosts have been seen at half of their speed, and the times of whatever
-    runs on the processors doubled with it."""
+    """The speed of this host's processors while it measures: shared hosts have run at half of their speed, which doubles all times on
+    the processors."""
     began, total = time.perf_counter(), 0
     for number in range(1_000_000):
         total += number
@@ -111,7 +111,7 @@ def percentiles(values: Sequence[float], *ranks: float) -> dict[str, float]:
 
 
 def table(rows: Sequence[Sequence[object]]) -> None:
-    """Columns as wide as their widest cell; the first row is the heading."""
+    """Print the rows in columns; the first row is the heading."""
     widths = [max(len(str(row[column])) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -92,7 +92,7 @@ class Speaker:
         self._connection.close()
 
     def speak(self, row: Row) -> tuple[SessionReport, bool]:
-        """And whether the server was lost."""
+        """The report, and whether the server was lost."""
         report, waveforms, is_lost = SessionReport(row.id, [], sample_rate=self._manner.sample_rate), list[FloatArray](), False
         began = time.monotonic()
         try:

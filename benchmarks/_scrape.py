@@ -1,4 +1,4 @@
-"""The keeper's metrics page as numbers: what was recorded between two scrapes, and quantiles of it. Pure but for ``scrape``."""
+"""The keeper's metrics page as numbers: differences between two scrapes, and quantiles of them. Pure but for ``scrape``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Buckets:
     total: float
 
     def __sub__(self, earlier: Buckets) -> Buckets:
-        """What was observed since ``earlier``."""
+        """Observations since ``earlier``."""
         differences = (now - before for now, before in zip(self.counts, earlier.counts, strict=True))
         return Buckets(tuple(differences), self.total - earlier.total)
 
@@ -77,7 +77,7 @@ def scrape(url: str) -> Snapshot:
 
 @dataclass(frozen=True)
 class Between:
-    """What was recorded between two scrapes of the same server."""
+    """The difference of two scrapes of one server."""
 
     before: Snapshot
     after: Snapshot

@@ -1,4 +1,4 @@
-"""What a load test of sessions came to, from the reports of its sessions. Pure."""
+"""The metrics of a load test, from the reports of its sessions. Pure."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--speaker-id", help="bistream: a registered voice for all rows, instead of their recordings")
     parser.add_argument("--warm-up", type=int, default=1, metavar="N", help="rows that are spoken before each run (default %(default)s)")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the results go")
-    parser.add_argument("--wavs", action="store_true", help="write what was heard")
+    parser.add_argument("--wavs", action="store_true", help="write the audio")
     parser.add_argument("--upstream-files", action="store_true", help="write rtf-NAME.txt as upstream's program")
     parser.add_argument("--processes", type=int, metavar="N", help="of the client (default: one for 32 tasks, no more than cores)")
     parser.add_argument("--quiet", action="store_true", help="show no progress on a terminal")

@@ -58,7 +58,7 @@ class Case:
 
 
 def budget(between: Between) -> Stages:
-    """Milliseconds by stage: mean, p50, p99; inner stages as ``tokens.lm_queue``; what is left of an outer one has a mean only."""
+    """Milliseconds by stage: mean, p50, p99; inner stages as ``tokens.lm_queue``; the rest of an outer one has a mean only."""
     stages: Stages = {}
     for outer in OUTER_STAGES:
         stages[outer] = _milliseconds(between, outer)
@@ -84,7 +84,7 @@ def server_first_audio(between: Between, kind: str) -> dict[str, float]:
 
 
 def heard(reports: Sequence[SessionReport]) -> dict[str, Any]:
-    """What callers heard. refused: answered BUSY."""
+    """Counts and times of sessions as their callers saw them. refused: answered BUSY."""
     done = [one for one in reports if one.error is None and one.chunks]
     refused = [one for one in reports if (one.error or "").startswith("BUSY")]
     gaps = [one.gaps() for one in done]

@@ -1,4 +1,4 @@
-"""What the processes before the server cost: callers in real time, with one of them before a server that computes nothing, and without.
+"""The cost of the processes in front of a server: callers in real time, through one of them and without it, while the server is a stub.
 
     python benchmarks/fronts.py gate [--sessions 1 64 256] [--seconds 9] [--spread-s 1] [--rounds 3] [--out FILE]
     python benchmarks/fronts.py envoy             before two gates, each with its server; without: straight to the first gate
@@ -42,7 +42,7 @@ from scripts.serve_gpus import find_envoy
 SESSIONS_OF_GATE = "bistream_gate_sessions_total "
 
 
-Call = Callable[[str, float, Times], Awaitable[None]]  # address, seconds, what it measures
+Call = Callable[[str, float, Times], Awaitable[None]]  # address, seconds, measurements
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-# What is measured
+# The fronts
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from scripts._stages import Speech, Stages
 
 Record = dict[str, Any]  # of a batch: seconds by stage, and "rows"
 TIMES = ("read_s", "voice_s", "language_model_s", "token2wav_s", "save_s")
-# Names in upstream's log.txt of what is measured here too. Our voice_s has the speaker embedding and the mel as well.
+# The keys of upstream's log.txt that are measured here too. Our voice_s has the speaker embedding and the mel as well.
 UPSTREAM_NAMES = {
     "read_s": "data_load_time_seconds",
     "voice_s": "speech_tokenization_time_in_collator_seconds",
@@ -59,7 +59,7 @@ class Clock:
         self._last = time.perf_counter()
 
     def stage(self, name: str) -> None:
-        """What ran since the last call."""
+        """Ends a stage that began with the last call."""
         now = time.perf_counter()
         self.seconds[name] = now - self._last
         self._last = now
@@ -71,7 +71,7 @@ def batches(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 
 
 def speak(stages: Stages, rows: Sequence[Row], options: argparse.Namespace, token2wav_batch: int, wavs: Path | None) -> Record:
-    """The record of one batch: times, and what became of each row. An error of a row is its own."""
+    """The record of one batch: times, and the outcome of each row; an error of one row leaves the others as they are."""
     outcomes: dict[str, Outcome] = {}
     clock, spec = Clock(), sampling(options)
 
@@ -172,7 +172,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--attention", choices=("streaming", "full"), default="streaming", help="of token2wav (default %(default)s)")
     parser.add_argument("--warm-up", type=int, default=1, metavar="N", help="batches before each run (default %(default)s)")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the results go")
-    parser.add_argument("--wavs", action="store_true", help="write what was spoken")
+    parser.add_argument("--wavs", action="store_true", help="write the audio")
     parser.add_argument("--upstream-files", action="store_true", help="write log.txt as upstream's script")
     parser.add_argument("--quiet", action="store_true", help="show no progress on a terminal")
     options = parser.parse_args(arguments)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How surely the watermark is found in recordings with it, also after codecs, and in recordings without it; and what it costs.
+"""How surely the watermark is found in recordings with it, also after codecs, and in recordings without it, and its cost.
 
     bistream evaluate --model-dir assets/voice --speaker-id nora --form one_shot --compare one_shot:watermark=on --keep build/sounds ...
     python benchmarks/watermark.py --marked build/sounds/one_shot:watermark=on --unmarked build/sounds/one_shot --out RESULT.json

@@ -1,4 +1,4 @@
-"""The held-out sets A to E, and what of the training text would meet them.
+"""The held-out sets A to E, and the check that no training text contains them.
 
 A: 100 sentences on which checkpoints are chosen. B: 100 others, which are reported. C: 20 rows of digits. D: 50 rows of 8 random words,
 half of which training never sees. E: 10 paragraphs. The everyday sentences and paragraphs were written for this project; the rows

@@ -35,7 +35,7 @@ Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Utterances:
-    """What of a corpus the language model needs: little enough to be carried to a host that has no corpus."""
+    """The part of a corpus that the language model needs, small enough to be carried to a host without the corpus."""
 
     codes: NDArray[np.uint16]
     phones: NDArray[np.uint8]  # in the first half of each code

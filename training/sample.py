@@ -42,7 +42,7 @@ def main() -> None:
     texts = list(sentences(arguments.set))[: arguments.count]
     spoken = teachers.speak(arguments.folder / "work" / "unpacked", voice_named(arguments.voice), texts)
     recordings = [utterance.waveform.astype(np.float32) / 32768.0 for utterance in spoken if utterance is not None]
-    if len(recordings) < len(texts):  # the numbers of files and texts would no longer agree
+    if len(recordings) < len(texts):  # or the numbers of files and texts would differ
         sys.exit(f"The teacher of {arguments.voice} spoke only {len(recordings)} of {len(texts)} sentences; run the stage prepare again.")
     ids = [f"{number:03d}" for number in range(len(texts))]
     for name, system in SYSTEMS.items():

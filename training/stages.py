@@ -31,7 +31,7 @@ from training.voices import VOICES
 
 @dataclass(frozen=True)
 class Work:
-    """Where everything is. carried: what a bare machine needs; checkpoints: of the networks; work: what can be made again.
+    """The folders. carried: files that a bare machine needs; checkpoints: of the networks; work: files that can be made again.
 
     deadline: of ``time.monotonic``. hours: scale of the corpus. voices: names of those that speak; none: all.
     """

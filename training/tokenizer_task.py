@@ -32,7 +32,7 @@ _MEL_MEAN, _MEL_SCALE = -5.5, 2.5  # of log-mel in nepers, roughly
 
 
 class CodeDecoder(nn.Module):
-    """Digits at 25 Hz -> what was said and how, at 50 Hz. Used in training alone."""
+    """Digits at 25 Hz -> phones, prosody and mel at 50 Hz. Used in training alone."""
 
     def __init__(self, digits: int, voices: int) -> None:
         super().__init__()
