@@ -57,12 +57,12 @@ def report(attacks: Sequence[Attack], command: str, commit: str, machine: str, d
     broken = sum(attack.verdict != HELD for attack in attacks)
     parts = [
         "# Reliability",
-        "Attacks on a real server (tiny random weights in the real format) and what came out. Written by the tests; do not edit.",
+        "Attacks on a real server (tiny random weights in the real format), by the tests that write this page; do not edit it.",
         f"{len(attacks)} attacks: {len(attacks) - broken} held, {broken} did not hold or not finish. Commit {commit}, "
         f"{duration_s / 60:.0f} minutes on {machine}, command `{command}`.",
         "Outcomes: `audio`, a session with all its audio; `answer`, a valid response; `accepted`, an empty one; a word in capitals, the "
         "error's code (over HTTP the status); `BROKEN`, a stream that ended with a status; `dropped`, a session that its client left. "
-        "In bold what was done and what must hold, then the outcome; what did not hold or did not finish is marked.",
+        "In bold the attack and the condition; an attack that did not hold or did not finish is marked.",
     ]
     for must_hold, group in groupby(attacks, key=lambda attack: attack.must_hold):
         same = list(group)
