@@ -18,8 +18,9 @@ from tests.unit.edge.rig import NEW, Edge, Served
 logger = logging.getLogger(__name__)
 
 SHORT = 0.5
-MUST = "live sessions go on and new ones begin, without a gap of 1 s; memory and connections come back"
-MUST_AT_LAST = "live sessions go on; new ones begin when the calls that hold the most have been reset"
+TOLD = "(then the longest waits of both, and Envoy's memory)"
+MUST = f"live sessions go on and new ones begin, without a gap of 1 s; memory and connections come back {TOLD}"
+MUST_AT_LAST = f"live sessions go on; new ones begin when the calls that hold the most have been reset {TOLD}"
 GROWTH_MIB = 256.0
 CONNECTIONS_TO_GATE = 100  # are kept for a minute
 # Each comes from addresses of its own: a bucket of calls is empty for a second.
@@ -47,7 +48,7 @@ def check(edge: Edge, served: Served, descriptors: int, memory_mib: float, attac
     longest_ms, start_ms = (1000 * max(values) for values in (served.waits_s, served.starts_s))
     attack.unit = "answers"
     attack.got(["answer"] * len(served.waits_s) + ["new session"] * len(served.starts_s) + ["refused"] * len(served.refused))
-    attack.remarks.append(f"waits up to {longest_ms:.0f} ms, new {start_ms:.0f} ms; Envoy {edge.memory_mib:.0f} MiB")
+    attack.remarks.append(f"waits {longest_ms:.0f}, {start_ms:.0f} ms; {edge.memory_mib:.0f} MiB")
     logger.info("%s: %s", attack.name, attack.remarks[-1])
     assert served.refused == []
     assert edge.memory_mib < memory_mib + GROWTH_MIB
