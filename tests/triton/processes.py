@@ -55,7 +55,7 @@ def described(before: dict[str, int], after: dict[str, int]) -> str:
     names = replaced(before, after)
     kept = sorted(before.keys() - set(names))
     told = f"all but {', '.join(kept)}" if len(names) > len(kept) else ", ".join(names)
-    return f"replaced: {told}" if names else f"the same {len(after)}"
+    return f"{told} replaced" if names else f"the same {len(after)}"
 
 
 def usages(keeper: int) -> dict[str, Usage]:

@@ -67,22 +67,25 @@ def report(attacks: Sequence[Attack], command: str, commit: str, machine: str, d
     for must_hold, group in groupby(attacks, key=lambda attack: attack.must_hold):
         same = list(group)
         common, names = _factored([attack.name for attack in same])
+        processes = {attack.processes for attack in same}
+        shared = f" Processes: {processes.pop()}." if len(processes) == 1 and processes != {""} else ""
         alike: dict[str, list[str]] = {}
         for attack, name in zip(same, names, strict=True):
-            alike.setdefault(_outcome(attack), []).append(name)
+            alike.setdefault(_outcome(attack, with_processes=not shared), []).append(name)
         lines = [f"- {'; '.join(those)}: {outcome}" if any(those) else f"- {outcome}" for outcome, those in alike.items()]
-        parts += [f"**{common}:** {must_hold}.", "\n".join(lines)]
+        parts += [f"**{common}:** {must_hold}.{shared}", "\n".join(lines)]
     for attack in attacks:
         for table in attack.tables:
             parts += [f"## {table.title}", _table(table.columns, table.rows)]
     return "\n\n".join(parts) + "\n"
 
 
-def _outcome(attack: Attack) -> str:
+def _outcome(attack: Attack, with_processes: bool) -> str:
     outcomes = ", ".join(f"{count} {name}" for name, count in attack.outcomes.most_common())
     tried = "" if attack.tried == attack.outcomes.total() else f"{attack.tried} {attack.unit}, "
     marks = [] if attack.verdict == HELD else [attack.verdict]
-    return "; ".join([tried + outcomes, *attack.remarks, *([f"processes: {attack.processes}"] if attack.processes else []), *marks])
+    processes = [f"processes: {attack.processes}"] if with_processes and attack.processes else []
+    return "; ".join([tried + outcomes, *attack.remarks, *processes, *marks])
 
 
 def _factored(names: Sequence[str]) -> tuple[str, Sequence[str]]:
