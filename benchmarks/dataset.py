@@ -29,8 +29,7 @@ from benchmarks._client_processes import ProcessLoad, default_processes, run_pro
 from benchmarks._common import describe, table
 from benchmarks._dataset_callers import MODELS, MODES, Manner, prepare, shares_of
 from benchmarks._preflight import check_server
-from benchmarks._summary import failures, summarise
-from benchmarks._upstream_files import rtf_text
+from benchmarks._summary import failures, rtf_text, summarise
 from bistream.client.connection import add_security_arguments, security_of
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
 from bistream.client.report import SessionReport

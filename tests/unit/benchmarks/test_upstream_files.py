@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from benchmarks._upstream_files import rtf_text
+from benchmarks._summary import rtf_text
 from bistream.client.report import ChunkRecord, SessionReport
 
 
