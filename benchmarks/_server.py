@@ -100,17 +100,8 @@ def make_repository(checkpoint: Checkpoint, environment: Mapping[str, str], sett
     work = checkpoint.work
     if not checkpoint.path.exists():
         device = "cuda" if gpu_line("name") else "cpu"
-        command = [
-            sys.executable,
-            "scripts/make_checkpoint.py",
-            "--family",
-            checkpoint.family,
-            "--size",
-            checkpoint.size,
-            "--device",
-            device,
-        ]
-        run([*command, str(checkpoint.path)], work / "checkpoint.log", environment)
+        command = [sys.executable, "scripts/make_checkpoint.py", "--family", checkpoint.family, "--size", checkpoint.size]
+        run([*command, "--device", device, str(checkpoint.path)], work / "checkpoint.log", environment)
     command = [sys.executable, "scripts/make_model_repo.py", "--model-dir", str(checkpoint.path), "--out", str(work / "model_repo")]
     for key, value in {**({"num_threads": "1"} if checkpoint.size == "tiny" else {}), **settings}.items():
         command += ["--set", f"{key}={value}"]

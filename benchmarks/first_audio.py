@@ -104,10 +104,6 @@ def text_kind(speech: Speech) -> str:
     return "whole" if speech.text_rate is None else "pieces"
 
 
-def voice_kind(speech: Speech) -> str:
-    return "recording" if speech.speaker_id is None else "registered"
-
-
 def cases(options: argparse.Namespace) -> Iterator[Case]:
     voices: list[dict[str, Any]] = []
     if options.speaker_id is not None:
@@ -148,7 +144,8 @@ def measure(case: Case, url: str | None, processes: int | None) -> dict[str, Any
     before = scrape(url) if url else None
     done = run_loads(loads, processes or default_processes(max(len(callers) for _, callers in loads)))
     process, speech = done[0].process, case.speech
-    found = {"load": case.name, "voice": voice_kind(speech), "text": text_kind(speech), **heard(done[0].reports)}
+    voice = "recording" if speech.speaker_id is None else "registered"
+    found = {"load": case.name, "voice": voice, "text": text_kind(speech), **heard(done[0].reports)}
     found["audio_s_per_s"] = round(found["audio_s"] / process.wall_s, 1)
     if case.fresh:
         found["fresh"] = heard(done[1].reports)

@@ -40,8 +40,6 @@ from bistream.keeper.host import LOOPBACK
 from scripts.serve_gpus import find_envoy
 
 SESSIONS_OF_GATE = "bistream_gate_sessions_total "
-
-
 Call = Callable[[str, float, Times], Awaitable[None]]  # address, seconds, measurements
 
 

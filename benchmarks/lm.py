@@ -133,14 +133,8 @@ def main() -> None:
         torch.cuda.empty_cache()  # the float32 weights that were packed
         free, total = torch.cuda.mem_get_info(device)
         metrics["gpu_memory_gb"] = round((total - free) / 1e9, 2)
-    shown = {
-        "size": options.size,
-        "dtype": str(dtype),
-        "kernels": options.kernels,
-        "head": options.head,
-        "steps": options.steps,
-        "torch": torch.__version__,
-    }
+    shown = {name: getattr(options, name) for name in ("size", "kernels", "head", "steps")}
+    shown |= {"dtype": str(dtype), "torch": torch.__version__}
     report("lm", shown | {"contexts": [CONTEXTS.start, CONTEXTS.stop], "max_rows": most}, metrics, options.out)
 
 

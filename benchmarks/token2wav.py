@@ -171,12 +171,8 @@ def main() -> None:
     state_mb = min(256 if options.size == "tiny" else MOST_STATE_MB, int(STATE_SHARE * memory_bytes(device)[0]) >> 20)
     with tempfile.TemporaryDirectory(prefix="bistream-benchmark-") as directory:
         write_random_model(directory, sizes, device)
-        rig = Rig(
-            sizes,
-            RuntimeConfig(
-                model_dir=directory, device=name, dtype=options.dtype, kernels=options.kernels, flow_state_mb=state_mb, max_sessions=512
-            ),
-        )
+        chosen = {"dtype": options.dtype, "kernels": options.kernels, "flow_state_mb": state_mb}
+        rig = Rig(sizes, RuntimeConfig(model_dir=directory, device=name, max_sessions=512, **chosen))
     counts = sessions_that_fit(options.sessions or SESSIONS[options.size], rig.flow.pool.total, rig.flow.reserve_chunks)
     lengths = np.random.default_rng(2).uniform(*VOICES_S, VOICES)
     voices = [rig.prompt(float(length), seed) for seed, length in enumerate(lengths)]

@@ -22,8 +22,8 @@ from bistream.token2mel.flow import FlowNetwork
 from bistream.voice.s3_network import S3Network
 from scripts._checkpoint_text import checkpoint_yaml, qwen2_config_json
 from scripts._onnx_models import speaker_encoder_model, speech_tokenizer_model
-from training.alignment import GUIDED_HEADS, GUIDED_LAYERS
 from training.language_model_task import EMBEDDING, TIED, LanguageModelNetwork
+from training.layouts import GUIDED_HEADS, GUIDED_LAYERS
 from training.loop import load_network
 from training.sizes import Sizes
 from training.speaker_task import SpeakerNetwork

@@ -1,7 +1,8 @@
 """Training of the flow: the served network (``FlowNetwork``), velocity of conditional flow matching (Lipman et al. 2022).
 
 Half of the batches see chunks of 25 tokens as a stream does, half of those with the demo's limit of context; the others see everything.
-All conditions together are dropped in a fifth of the rows, for classifier-free guidance.
+All conditions together are dropped in a fifth of the rows, for classifier-free guidance. ``FlowMels`` speaks with the trained flow,
+for the vocoder's last steps.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bistream.checkpoints.config import FlowConfig
 from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.token2mel.encoder import ConformerLayer
@@ -34,6 +37,7 @@ _MOST_PROMPT = 0.3
 _SIGMA = 1e-6
 _MEL_MEAN = -5.5
 _VOICE_TOKENS = 75
+_PROMPT_TOKENS = 50  # of ``FlowMels``
 LEFT_CHUNKS = 4  # of the demo's settings
 
 
@@ -133,3 +137,50 @@ class FlowTask:
         waveform = resample(self._corpus.waveforms(first, _VOICE_TOKENS), AUDIO_FORMAT.sample_rate, REFERENCE_SAMPLE_RATE)
         vector: Tensor = self._speaker(fbank_16k(waveform))
         return vector
+
+
+def flow_batch(codes: Tensor, prompt_mel: Tensor, speaker: Tensor, config: FlowConfig) -> FlowBatch:
+    """Whole sequences of equal length, chunked as in a stream, nothing after them.
+
+    codes: int64 [B, T], the prompt's first. prompt_mel: float32 [B, frames of the prompt, 80]. speaker: float32 [B, size].
+    """
+    rows, count = codes.shape
+    full = torch.full((rows,), count, device=codes.device)
+    missing = config.token_mel_ratio * count - prompt_mel.shape[1]
+    ids = F.pad(codes, (LOOKAHEAD_HISTORY_TOKENS, config.pre_lookahead_len))
+    place = torch.arange(-LOOKAHEAD_HISTORY_TOKENS, count + config.pre_lookahead_len, device=codes.device)
+    return FlowBatch(
+        token_ids=ids,
+        present=((place >= 0) & (place < count)).repeat(rows, 1),
+        starts=torch.zeros_like(full),
+        lengths=full,
+        context_chunks=torch.zeros_like(full),
+        prompt_mel=F.pad(prompt_mel, (0, 0, 0, missing)),
+        speaker=speaker,
+        table_chunks=0,
+        left_context_chunks=0,
+        streaming=True,
+    )
+
+
+class FlowMels:
+    """A ``vocoder_task.MelMaker``: the teacher's own codes and timing, the recording before them as prompt."""
+
+    def __init__(self, corpus: Corpus, codes: NDArray[np.uint16], network: FlowNetwork, speaker: SpeakerNetwork) -> None:
+        self._corpus, self._network, self._speaker = corpus, network.eval(), speaker.eval()
+        self._codes = torch.from_numpy(codes.astype(np.int64)).to(corpus.device)
+        network.prepare()
+
+    @torch.no_grad()
+    def __call__(self, first: Tensor, tokens: int) -> Tensor:
+        """first int64 [B] -> mel [B, 2 tokens, 80] of the stretches; a voice's first seconds have the end of another voice as prompt."""
+        config = self._network.config
+        begin, count = (first - _PROMPT_TOKENS).clamp(min=0), _PROMPT_TOKENS + tokens
+        waveform = self._corpus.waveforms(begin, count)
+        codes = self._codes[begin[:, None] + torch.arange(count, device=first.device)]
+        prompt = mel_24k(waveform)[:, : _PROMPT_TOKENS * config.token_mel_ratio]
+        speaker = self._speaker(fbank_16k(resample(waveform, AUDIO_FORMAT.sample_rate, REFERENCE_SAMPLE_RATE)))
+        made = self._network(flow_batch(codes, prompt, speaker, config), BlankMemory())
+        index = ((first - begin) * config.token_mel_ratio)[:, None] + torch.arange(tokens * config.token_mel_ratio, device=first.device)
+        stretch: Tensor = made.gather(1, index[:, :, None].expand(-1, -1, made.shape[2]))
+        return stretch

@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from bistream.text2token.engine import TokenSpace
-from training.alignment import aligned_places
 from training.bpe import DROPOUT_CUTS, TextIds
 from training.corpus_data import FRAMES_PER_TOKEN, Corpus
-from training.layouts import IGNORED, can_interleave, interleaved, one_shot
+from training.layouts import IGNORED, aligned_places, can_interleave, interleaved, one_shot
 from training.letters import spoken_bytes
 
 MOST_SENTENCES = 6
@@ -82,7 +81,7 @@ class Utterances:
 class LanguageModelBatches(IterableDataset[Batch]):
     """Endless ids and targets, int64 [B, L] each, aligned [2, B, L] and phones [A, B, L]; ids padded with 0, the others with ``IGNORED``.
 
-    aligned: ``alignment.py``, the text token that is spoken and the next one. phones: of the speech tokens ``PHONES_AHEAD``.
+    aligned: ``layouts.py``, the text token that is spoken and the next one. phones: of the speech tokens ``PHONES_AHEAD``.
     """
 
     def __init__(

@@ -1,14 +1,14 @@
 """Training of the language model: the served body (``Qwen2Model``) over padded rows, cross-entropy of speech, fill and eos.
 
-Four helps against fluent speech that is not the text, none of which is served: guided heads (``alignment.py``); a head that tells the
+Four helps against fluent speech that is not the text, none of which is served: guided heads (``layouts.py``); a head that tells the
 phones of the next speech tokens, some of which nothing but the text can tell; rows in which a part of the speech tokens is drawn by
 the model itself, as when it is served (scheduled sampling in parallel, Mihaylova and Martins 2019); and embeddings of text that know its
-letters (``spelling.py``).
+letters (``Spelling``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -19,14 +19,12 @@ from bistream.checkpoints.config import LanguageModelConfig
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.weights import BODY, build_weights, expected_shapes
-from training.alignment import GUIDED_HEADS, GUIDED_LAYERS, guidance_loss
-from training.bpe import TextIds
+from training.bpe import LONGEST, TextIds
 from training.language_model_data import PHONES_AHEAD, Batch, LanguageModelBatches, Utterances
-from training.layouts import IGNORED
+from training.layouts import GUIDED_HEADS, GUIDED_LAYERS, IGNORED, guidance_loss
 from training.loop import adamw, update
 from training.phones import PHONES
 from training.sizes import Sizes
-from training.spelling import Spelling, letters_of
 
 TIED = "llm.model.lm_head.weight"
 EMBEDDING = f"{BODY}.embed_tokens.weight"
@@ -36,6 +34,34 @@ _PHONES_WEIGHT = 0.3
 _OWN_FROM = 0.2  # of the steps, when what the model draws makes sense
 _OWN_MOST = 0.4  # of a row's speech tokens; the least is none
 _OWN_TEMPERATURE = 0.7  # sharper than the scores, as nucleus sampling is
+
+_LETTER_SIZE, _BYTES = 32, 256  # of ``Spelling``
+
+
+def letters_of(pieces: Sequence[bytes]) -> Tensor:
+    """The spelling of each text id -> uint8 [ids, LONGEST]: its first bytes, then zeros."""
+    rows = [list(piece[:LONGEST]) + [0] * (LONGEST - len(piece)) for piece in pieces]
+    return torch.tensor(rows, dtype=torch.uint8)
+
+
+class Spelling(nn.Module):
+    """Embeddings of text ids from their letters; rare ones learn from common ones. ``letters`` is kept: an export needs no vocabulary."""
+
+    letters: Tensor
+
+    def __init__(self, text_ids: int, hidden_size: int) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(_BYTES, _LETTER_SIZE)
+        self.widen = nn.Linear(LONGEST * _LETTER_SIZE, hidden_size)
+        self.project = nn.Linear(hidden_size, hidden_size, bias=False)
+        nn.init.normal_(self.project.weight, std=0.02 * hidden_size**-0.5)
+        self.register_buffer("letters", torch.zeros(text_ids, LONGEST, dtype=torch.uint8))
+
+    def forward(self) -> Tensor:
+        """float32 [text ids, hidden]."""
+        embedded = self.bytes(self.letters.int()).flatten(1)
+        found: Tensor = self.project(F.silu(self.widen(embedded)))
+        return found
 
 
 class LanguageModelNetwork(nn.Module):

@@ -138,13 +138,9 @@ def _save(task: Task, folder: Path, step: int, peaks: Mapping[str, list[float]])
         for group, peak in zip(optimizer.param_groups, peaks[name], strict=True):
             group["lr"] = peak
     state = {name: {key: part.state_dict() for key, part in getattr(task, name).items()} for name in ("modules", "optimizers")}
-    _write({"step": step, **state}, folder / f"{task.name}.pt")
-
-
-def _write(state: dict[str, Any], path: Path) -> None:
-    partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    partial.rename(path)
+    partial = folder / f"{task.name}.partial"
+    torch.save({"step": step, **state}, partial)
+    partial.rename(folder / f"{task.name}.pt")
 
 
 def adamw(parameters: Any, rate: float, betas: tuple[float, float], decay: float) -> torch.optim.AdamW:

@@ -16,8 +16,7 @@ from training import packages
 from training.bpe import TextIds, write_tokenizer
 from training.corpus import make_corpus, plan_shards
 from training.corpus_data import Corpus, load_corpus, pack_shards
-from training.flow_mels import FlowMels
-from training.flow_task import FlowTask
+from training.flow_task import FlowMels, FlowTask
 from training.language_model_data import Utterances
 from training.language_model_task import LanguageModelTask
 from training.loop import Task, load_network, steps_done, train

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnResult
 from bistream.text2token.interleave import Interleaver
-from training.alignment import aligned_places
-from training.layouts import IGNORED, can_interleave, interleaved, one_shot
+from training.layouts import IGNORED, aligned_places, can_interleave, interleaved, one_shot
 
 SPACE = TokenSpace(text_vocab_size=50, speech_token_size=30)
 TEXTS = st.lists(st.integers(0, 49), min_size=1, max_size=23)

@@ -16,8 +16,7 @@ from torch import Tensor
 from tests.unit.training.small_corpus import SIZES, small_corpus
 from training.bpe import TextIds, write_tokenizer
 from training.corpus_data import Corpus
-from training.flow_mels import FlowMels
-from training.flow_task import FlowTask
+from training.flow_task import FlowMels, FlowTask
 from training.language_model_data import LanguageModelBatches, Utterances
 from training.language_model_task import LanguageModelTask
 from training.layouts import IGNORED

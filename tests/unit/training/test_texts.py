@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.evaluation.texts import units_of
-from training import heldout, wordnet
+from training import heldout
 from training.heldout import text_hash
-from training.texts import rows_of_rare_words
+from training.texts import as_sentences, definitions, rows_of_rare_words
 
 
 @given(st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=126), max_size=60))
@@ -45,8 +45,8 @@ def test_wordnet_definitions_of_known_words(tmp_path: Path) -> None:
     for name in ("data.adj", "data.adv", "data.noun", "data.verb"):
         (tmp_path / name).write_text(gloss if name == "data.noun" else "", encoding="latin-1")
     known = "the act of putting things away used up a in far south".split()
-    assert list(wordnet.definitions(tmp_path, known)) == ["the act of putting things away", "used up"]
-    assert wordnet.sentences(wordnet.definitions(tmp_path, known), frozenset()) == ["the act of putting things away"]
+    assert list(definitions(tmp_path, known)) == ["the act of putting things away", "used up"]
+    assert as_sentences(definitions(tmp_path, known), frozenset()) == ["the act of putting things away"]
 
 
 @given(st.lists(st.sampled_from(["river", "house", "stone", "tree"]), max_size=20), st.integers(0, 4))
