@@ -1,8 +1,9 @@
 """Attacks on HTTP/2 with frames written by hand, as a program: one processor of its own, and no library that would refuse to send them.
 
-    python -m tests.unit.gateway.attackers NAME PORT SECONDS
+    python -m tests.unit.gateway.attackers PORT SECONDS NAME...
 
-prints what it has sent, as JSON. Window updates of the server are read and respected: a sender that ignores them ends its connection only.
+prints what it has sent, a line of JSON for each attack. Window updates of the server are read and respected: a sender that ignores them
+ends its connection only.
 """
 
 from __future__ import annotations
@@ -189,4 +190,5 @@ def attack(name: str, port: int, seconds: float) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(attack(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))))
+    for name in sys.argv[3:]:
+        sys.stdout.write(json.dumps(attack(name, int(sys.argv[1]), float(sys.argv[2]))) + "\n")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 from types import TracebackType
@@ -21,20 +18,15 @@ from tests.unit.gateway.rig import TIMEOUT_S
 
 LIVE_SESSIONS, NEWCOMERS = 4, 2
 PAUSE_S = 0.02  # of a caller between its pieces, and between its calls
-REPORT_FILE = "BISTREAM_ATTACK_REPORT"  # an environment variable: where measurements are written, one line of JSON each
 
 
 class Company:
     """A context. At its end every session must have heard all of its audio, and every newcomer must have been served."""
 
-    def __init__(self, address: str, process_id: int | None = None, name: str = "") -> None:
-        """process_id: of the gate, where it has a process of its own: it is measured. name: in the report."""
+    def __init__(self, address: str) -> None:
         self._address = address
-        self._gate = None if process_id is None else Proc(process_id)
-        self._name = name
         self._stop = threading.Event()
         self._begun = threading.Semaphore(0)  # once for each live session
-        self.gaps_s: list[float] = []  # from a piece to its audio
         self.served: Counter[str] = Counter()
         self.failures: list[str] = []
         works = [self._live] * LIVE_SESSIONS + [self._start_sessions] * (NEWCOMERS // 2) + [self._ask] * (NEWCOMERS // 2)
@@ -45,15 +37,12 @@ class Company:
             thread.start()
         for _ in range(LIVE_SESSIONS):
             assert self._begun.acquire(timeout=TIMEOUT_S)
-        self._before = {} if self._gate is None else self._gate.state()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._during = {} if self._gate is None else self._gate.state()
         self._stop.set()
         for thread in self._threads:
             thread.join(TIMEOUT_S)
-        self._report()
         if error is None:
             assert not any(thread.is_alive() for thread in self._threads) and not self.failures, self.failures[:5]
 
@@ -74,11 +63,9 @@ class Company:
             is_last = False
             while not is_last:
                 is_last = self._stop.wait(PAUSE_S)
-                began = time.monotonic()
                 session.push_text("x")
                 pieces += 1
                 numbers.append(next(chunks).sequence_number)
-                self.gaps_s.append(time.monotonic() - began)
             session.end_text("x")
             numbers += [chunk.sequence_number for chunk in chunks]
         assert numbers == list(range(pieces + 1)), numbers
@@ -106,16 +93,6 @@ class Company:
                     self.failures.append(f"a question: {error.code()} {error.details()}")
                     return
 
-    def _report(self) -> None:
-        if REPORT_FILE not in os.environ or not self.gaps_s:
-            return
-        gaps_ms = sorted(1000 * gap for gap in self.gaps_s)
-        found: dict[str, Any] = {"name": self._name, "pieces": len(gaps_ms), "served": dict(self.served), "failures": self.failures[:5]}
-        found |= {f"p{rank}_ms": round(gaps_ms[len(gaps_ms) * rank // 100], 2) for rank in (50, 99)}
-        found |= {"longest_ms": round(gaps_ms[-1], 1), "before": self._before, "during": self._during}
-        with Path(os.environ[REPORT_FILE]).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(found) + "\n")
-
 
 class Proc:
     """A process as Linux counts it."""
@@ -131,16 +108,3 @@ class Proc:
     def memory_mib(self) -> float:
         (line,) = [line for line in (self._folder / "status").read_text().splitlines() if line.startswith("VmRSS:")]
         return int(line.split()[1]) / 1024
-
-    @property
-    def cpu_s(self) -> float:
-        fields = (self._folder / "stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def state(self) -> dict[str, float]:
-        return {
-            "descriptors": self.descriptors,
-            "memory_mib": round(self.memory_mib, 1),
-            "cpu_s": round(self.cpu_s, 2),
-            "at_s": round(time.monotonic(), 2),
-        }

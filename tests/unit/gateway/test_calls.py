@@ -223,35 +223,3 @@ def test_a_proxys_word_on_the_address_counts_only_behind_one(behind_proxy: bool)
                 call.cancel()
 
         beside(rig, test)
-
-
-# Attacks
-
-
-def test_windows_of_empty_messages_leave_turns_to_others(rig: GateRig) -> None:
-    """Each is some 13,000 refusals; the calls are reset, again and again."""
-
-    async def flood(channel: Any) -> None:
-        call = stream(channel)
-        try:
-            for _ in range(13_000):
-                await call.write(b"")
-        finally:
-            call.cancel()
-
-    async def test(channel: Any) -> None:
-        floods = []
-        channels = [grpc.aio.insecure_channel(rig.grpc_url, [("grpc.use_local_subchannel_pool", 1)]) for _ in range(8)]
-        floods = [asyncio.create_task(flood(one)) for one in channels]
-        for number in range(20):
-            speaking = stream(channel)
-            await speaking.write(message(request_id=str(number), target_text="x", is_end=True).SerializeToString())
-            await speaking.done_writing()
-            assert await end_of(speaking) == (grpc.StatusCode.OK, "")
-        for one in floods:
-            one.cancel()
-        await asyncio.gather(*floods, return_exceptions=True)
-        for one in channels:
-            await one.close()
-
-    beside(rig, test)

@@ -1,15 +1,10 @@
-"""The clients and the load test at a gate with API keys and TLS: the real process, a certificate made here."""
+"""The clients at a gate with API keys and mutual TLS: the real process, a certificate made here."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import soundfile
 import tritonclient.grpc as triton
@@ -19,43 +14,38 @@ from bistream.client.connection import API_KEY_VARIABLE, ClientSecurity
 from gateway.settings import TlsSettings
 from tests.unit.client.fake_server import Speakers
 from tests.unit.gateway.rig import FakeTriton, certificate
-from tests.unit.gateway.test_process import ROOT, Process
+from tests.unit.gateway.test_process import Process
 
 KEY, WRONG = "the-right-key-0123", "a-wrong-key-456789"
 
 
 class Guarded(Process):
-    """A gate with one key, and with TLS for clients of its own authority where ``pem`` is given."""
+    """A gate with one key, and with TLS for clients of its own authority."""
 
-    def __init__(self, folder: Path, server: FakeTriton, pem: TlsSettings | None) -> None:
+    def __init__(self, folder: Path, server: FakeTriton, pem: TlsSettings) -> None:
         keys = folder / "keys"
         keys.write_text(f"{KEY} anna\n", encoding="utf-8")
         self._pem = pem
-        tls = None if pem is None else TlsSettings(pem.certificate, pem.private_key, pem.certificate)
-        super().__init__(folder, server, keys_file=keys, tls=tls)
+        super().__init__(folder, server, keys_file=keys, tls=TlsSettings(pem.certificate, pem.private_key, pem.certificate))
 
     def connect(self) -> triton.InferenceServerClient:
-        return triton.InferenceServerClient(self.grpc_url, **ClientSecurity(None, self._pem is not None, *self.files).grpc_options())
+        return triton.InferenceServerClient(self.grpc_url, **ClientSecurity(None, True, *self.files).grpc_options())
 
     @property
-    def files(self) -> tuple[str | None, str | None, str | None]:
-        if self._pem is None:
-            return None, None, None
+    def files(self) -> tuple[str, str, str]:
         return str(self._pem.certificate), str(self._pem.certificate), str(self._pem.private_key)
 
     @property
     def tls_options(self) -> list[str]:
-        if self._pem is None:
-            return []
         names = ("--tls-ca", "--tls-certificate", "--tls-key")
-        return [word for name, file in zip(names, self.files, strict=True) for word in (name, str(file))]
+        return [word for name, file in zip(names, self.files, strict=True) for word in (name, file)]
 
 
-@pytest.fixture(scope="module", params=["keys", "keys and mutual TLS"])
-def gate(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
     server = FakeTriton(Speakers())
-    with Guarded(folder, server, certificate(folder) if "TLS" in request.param else None) as gate:
+    with Guarded(folder, server, certificate(folder)) as gate:
         yield gate
     server.stop()
 
@@ -102,8 +92,6 @@ def test_a_wrong_key_is_one_sentence(
 def test_without_what_tls_needs_there_is_no_connection(
     gate: Guarded, speak: Speak, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if not gate.tls_options:
-        pytest.skip("a gate without TLS")
     certificate(tmp_path)  # of somebody else
     other = [str(tmp_path / name) for name in ("certificate.pem", "key.pem")]
     ca = gate.tls_options[:2]
@@ -111,23 +99,3 @@ def test_without_what_tls_needs_there_is_no_connection(
         assert speak(gate, tmp_path / "out.wav", "--api-key", KEY, *options) == 3, options
         (line,) = capsys.readouterr().err.splitlines()
         assert ("TLS" in line or "certificate" in line) and KEY not in line
-
-
-def program(gate: Guarded, key: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *arguments, "--server", gate.grpc_url, "--text", "Hi.", *gate.tls_options]
-    environment = {**os.environ, API_KEY_VARIABLE: key}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
-
-
-def test_the_load_test_lets_itself_in(gate: Guarded, tmp_path: Path) -> None:
-    if not gate.tls_options:
-        pytest.skip("the same, less its TLS")
-    soundfile.write(tmp_path / "voice.wav", np.zeros(16000, np.float32), 16000)
-    load = ["benchmarks/first_audio.py", "--closed", "2", "--reference-audio", str(tmp_path / "voice.wav"), "--reference-text", "x"]
-    done = program(gate, KEY, *load)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["metrics"]["runs"][0]["failed"] == 0
-    refused = program(gate, WRONG, *load)
-    assert refused.returncode == 1 and refused.stdout == ""
-    (line,) = refused.stderr.splitlines()
-    assert "No valid API key" in line and WRONG not in line

@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2
 
 from gateway.settings import GateLimits, TlsSettings
 from tests.unit.client.fake_server import Speakers
-from tests.unit.gateway.requests import BISTREAM, message
+from tests.unit.gateway.requests import message
 from tests.unit.gateway.rig import TIMEOUT_S, FakeTriton, GateRig, certificate
 from tests.unit.gateway.test_process import Process
 
@@ -160,40 +160,12 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
         yield Door(rig, tls)
 
 
-def test_a_session_is_appended_to_while_it_speaks(door: Door) -> None:
-    door.check(lambda caller: caller.speak("a"))
-
-
-def test_a_request_ends_a_session_and_its_stream_goes_on(door: Door) -> None:
-    async def test(caller: Caller) -> None:
-        async with caller.open() as stream:
-            await caller.start(stream, "a")
-            await stream.send_message(message(request_id="cancel", session_id="a", is_cancel=True))
-            ends = [end async for end in _first(told(stream), 4)]
-            assert ("start", "CANCELLED") in ends and ("start", "final") in ends and ("cancel", "final") in ends
-            await caller.start(stream, "b")
-            await caller.finish(stream, "b", 1)
-
-    door.check(test)
-
-
-async def _first(items: AsyncIterator[Any], count: int) -> AsyncIterator[Any]:
-    for _ in range(count):
-        yield await anext(items)
-
-
-def test_a_reset_ends_a_session(door: Door) -> None:
+def test_a_reset_and_a_deadline_end_a_session(door: Door) -> None:
     async def test(caller: Caller) -> None:
         async with caller.open() as stream:
             await caller.start(stream, "a")
             await stream.cancel()
         await until(lambda: door.rig.gate.admission.sessions == 0)
-
-    door.check(test)
-
-
-def test_a_deadline_ends_a_session(door: Door) -> None:
-    async def test(caller: Caller) -> None:
         with pytest.raises((asyncio.TimeoutError, GRPCError)) as ended:  # whose clock is first
             async with caller.open(timeout_s=0.2) as stream:
                 await stream.send_message(message(target_text="x", session_id="a", is_start=True, is_end=False))
@@ -212,30 +184,6 @@ def test_a_hundred_streams_on_one_connection(door: Door) -> None:
     door.check(test)
 
 
-def test_a_refused_call_leaves_the_connection(door: Door) -> None:
-    async def test(caller: Caller) -> None:
-        with pytest.raises(GRPCError) as unknown:
-            await caller.unary(f"{SERVICE}/Nothing", service_pb2.ServerLiveRequest(), service_pb2.ServerLiveResponse)
-        assert unknown.value.status == Status.UNIMPLEMENTED
-        streams = [caller.open() for _ in range(MANY)]
-        for stream in streams:
-            await (await stream.__aenter__()).send_request()
-        await until(lambda: door.rig.gate.admission.calls == MANY)
-        question = service_pb2.ModelMetadataRequest(name=BISTREAM)
-        with pytest.raises(GRPCError) as busy:
-            await caller.unary(f"{SERVICE}/ModelMetadata", question, service_pb2.ModelMetadataResponse)
-        assert busy.value.status == Status.RESOURCE_EXHAUSTED and str(busy.value.message).startswith("BUSY: ")
-        for stream in streams:
-            await stream.cancel()
-            await stream.__aexit__(None, None, None)
-        await until(lambda: door.rig.gate.admission.calls == 0)
-        answer = await caller.unary(f"{SERVICE}/ModelMetadata", question, service_pb2.ModelMetadataResponse)
-        assert answer.name == BISTREAM
-        await caller.speak("after")
-
-    door.check(test)
-
-
 def test_too_much_metadata_ends_its_own_call(door: Door) -> None:
     async def test(caller: Caller) -> None:
         async with caller.open() as stream:
@@ -248,18 +196,17 @@ def test_too_much_metadata_ends_its_own_call(door: Door) -> None:
     door.check(test)
 
 
-@pytest.mark.parametrize(("interval_s", "pings"), [(0.5, 3), (0.02, 50)])
-def test_pings_are_answered_as_often_as_they_come(door: Door, interval_s: float, pings: int) -> None:
+def test_pings_are_answered_as_often_as_they_come(door: Door) -> None:
     """A session that is silent meanwhile goes on, on the same connection."""
 
     async def test(caller: Caller) -> None:
         async with caller.open() as stream:
             await caller.start(stream, "a")
             answered = count_calls(caller.connection.connection, "ping_ack_process")
-            await until(lambda: len(answered) >= pings)
+            await until(lambda: len(answered) >= 50)
             await caller.finish(stream, "a", 1)
 
-    door.check(test, keepalive(interval_s))
+    door.check(test, keepalive(0.02))
 
 
 def count_calls(owner: Any, name: str) -> list[None]:
@@ -273,14 +220,6 @@ def count_calls(owner: Any, name: str) -> list[None]:
 
     setattr(owner, name, counted)
     return calls
-
-
-def test_tls_is_agreed_upon_as_http2(door: Door) -> None:
-    async def test(caller: Caller) -> None:
-        tls = caller.connection.connection._transport.get_extra_info("ssl_object")
-        assert tls.selected_alpn_protocol() == "h2"
-
-    door.check(test)
 
 
 class SecureProcess(Process):
@@ -316,9 +255,19 @@ def test_a_drain_lets_a_session_end_and_says_goodbye(tmp_path: Path) -> None:
                     pass
 
     with SecureProcess(tmp_path, server, tls) as gate:
+        fail_a_handshake(gate)
         asyncio.run(test(gate))
-        gate.check_end("draining: 1 sessions")
+        assert "andshake" not in gate.check_end("draining: 1 sessions"), "anybody could fill the log"
     server.stop()
+
+
+def fail_a_handshake(gate: Process) -> None:
+    host, _, port = gate.grpc_url.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as plain:
+        plain.sendall(b"no TLS at all\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            while plain.recv(1000):  # until the gate has closed it
+                pass
 
 
 def _ends(caller: Caller) -> list[str]:
@@ -343,19 +292,3 @@ async def _until_refused(caller: Caller) -> None:
         async with caller.open() as stream:
             await stream.send_message(message(target_text="x", is_end=True), end=True)
             code = str([end async for end in told(stream)][0][1])
-
-
-def test_handshakes_that_fail_leave_no_line_each(tmp_path: Path) -> None:
-    server = FakeTriton(Speakers())
-    with SecureProcess(tmp_path, server, certificate(tmp_path)) as gate:
-        host, _, port = gate.grpc_url.rpartition(":")
-        for _ in range(5):
-            with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as plain:
-                plain.sendall(b"no TLS at all\r\n\r\n")
-                with contextlib.suppress(ConnectionResetError):
-                    while plain.recv(1000):  # until the gate has closed it
-                        pass
-        gate.process.terminate()
-        _, errors = gate.process.communicate(timeout=TIMEOUT_S)
-    server.stop()
-    assert "andshake" not in errors, errors

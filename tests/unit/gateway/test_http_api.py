@@ -244,22 +244,53 @@ def test_a_client_that_goes_is_forgotten(rig: GateRig) -> None:
 
 # The JSON by itself
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3), max_leaves=6
+NUMBERS = st.integers() | st.floats() | st.sampled_from((1e400, -0.0, 2**63, -(2**63) - 1, 10**400))
+LEAVES = st.none() | st.booleans() | NUMBERS | st.text(max_size=8) | st.sampled_from(("\ud800", "\0", "BYTES", "FP32", "x" * 300))
+TREES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=12
 )
-OBJECTS = st.dictionaries(
-    st.sampled_from(["name", "shape", "datatype", "data", "parameters", "inputs", "outputs", "id", "binary_data_size"]),
-    VALUES
-    | st.sampled_from(["target_text", "BYTES", "FP32", [1, 1], ["x"]])
-    | st.dictionaries(st.just("binary_data_size"), VALUES, max_size=1),
-    max_size=6,
+NAMES = st.sampled_from(("target_text", "reference_wav", "reference_wav_len", "reference_text", "x", ""))
+TENSORS = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": NAMES | TREES,
+        "datatype": st.sampled_from(("BYTES", "FP32", "INT32", "INT64", "BOOL", "FP64")) | TREES,
+        "shape": st.sampled_from(([1, 1], [1], [1, 3], [1, -1], [2**70, 1])) | TREES,
+        "data": st.sampled_from((["abc"], [["abc"]], [1, 2, 3], [1e39], [True])) | TREES,
+        "parameters": st.dictionaries(st.sampled_from(("binary_data_size", "binary_data", "x")), NUMBERS | st.booleans(), max_size=2)
+        | TREES,
+    },
+)
+BODIES = st.fixed_dictionaries(
+    {"inputs": st.lists(TENSORS | st.just(TEXT), max_size=4) | TREES},
+    optional={"id": st.text(max_size=5) | TREES, "outputs": st.lists(TENSORS, max_size=2) | TREES, "parameters": TREES},
 )
 
 
-@given(
-    st.binary(max_size=200)
-    | st.builds(lambda inputs, more: json.dumps({**more, "inputs": inputs}).encode(), st.lists(OBJECTS, max_size=3), OBJECTS)
-)
+def written(body: Any) -> bytes:
+    return json.dumps(body).encode()  # with NaN and Infinity, as Python writes and reads them
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """JSON with a byte changed, cut, repeated keys, or brackets."""
+    data = bytearray(written(draw(BODIES)))
+    how = draw(st.integers(0, 4))
+    at = draw(st.integers(0, len(data) - 1))
+    if how == 0:
+        data[at] = draw(st.integers(0, 255))
+    elif how == 1:
+        del data[at:]
+    elif how == 2:
+        data = bytearray(b'{"inputs": [], "inputs": ') + data + b', "id": "a", "id": 3}'
+    elif how == 3:
+        data[at:at] = draw(
+            st.sampled_from((50_000 * b"[", 50_000 * b'{"a":', 9 * b"[", b'"' * 3, b"\xff\xfe", b"\0", 5000 * b"9", b"1e99999"))
+        )
+    return bytes(data)
+
+
+@given(BODIES.map(written) | damaged() | st.binary(max_size=200))
 def test_any_body_is_a_request_or_refused(body: bytes) -> None:
     for json_bytes in (None, 0, len(body) // 2, len(body) + 7):
         try:

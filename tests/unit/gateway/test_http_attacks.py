@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -10,13 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from gateway import http_server
 from gateway.http_server import MAX_HEAD_BYTES, MAX_PIPELINED
 from gateway.settings import GateLimits, TlsSettings
-from tests.unit.gateway.marks import long
 from tests.unit.gateway.requests import OFFLINE
 from tests.unit.gateway.rig import TIMEOUT_S, GateRig, certificate
 
@@ -134,84 +132,15 @@ def test_raw_request_lines(rig: GateRig, start: bytes) -> None:
     assert all(status < 500 for status in statuses(exchange(rig, start + b"\r\nHost: x\r\n\r\n")))
 
 
-NUMBERS = st.integers() | st.floats() | st.sampled_from((1e400, -0.0, 2**63, -(2**63) - 1, 10**400))
-LEAVES = st.none() | st.booleans() | NUMBERS | st.text(max_size=8) | st.sampled_from(("\ud800", "\0", "BYTES", "FP32", "x" * 300))
-TREES = st.recursive(
-    LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=12
-)
-NAMES = st.sampled_from(("target_text", "reference_wav", "reference_wav_len", "reference_text", "x", ""))
-TENSORS = st.fixed_dictionaries(
-    {},
-    optional={
-        "name": NAMES | TREES,
-        "datatype": st.sampled_from(("BYTES", "FP32", "INT32", "INT64", "BOOL", "FP64")) | TREES,
-        "shape": st.sampled_from(([1, 1], [1], [1, 3], [1, -1], [2**70, 1])) | TREES,
-        "data": st.sampled_from((["abc"], [["abc"]], [1, 2, 3], [1e39], [True])) | TREES,
-        "parameters": st.dictionaries(st.sampled_from(("binary_data_size", "binary_data", "x")), NUMBERS | st.booleans(), max_size=2)
-        | TREES,
-    },
-)
-BODIES = st.fixed_dictionaries(
-    {"inputs": st.lists(TENSORS | st.just(TEXT), max_size=4) | TREES},
-    optional={"id": st.text(max_size=5) | TREES, "outputs": st.lists(TENSORS, max_size=2) | TREES, "parameters": TREES},
-)
-
-
-def written(body: Any) -> bytes:
-    return json.dumps(body).encode()  # with NaN and Infinity, as Python writes and reads them
-
-
-@st.composite
-def damaged(draw: st.DrawFn) -> bytes:
-    """JSON with a byte changed, cut, repeated keys, or brackets."""
-    data = bytearray(written(draw(BODIES)))
-    how = draw(st.integers(0, 4))
-    at = draw(st.integers(0, len(data) - 1))
-    if how == 0:
-        data[at] = draw(st.integers(0, 255))
-    elif how == 1:
-        del data[at:]
-    elif how == 2:
-        data = bytearray(b'{"inputs": [], "inputs": ') + data + b', "id": "a", "id": 3}'
-    elif how == 3:
-        data[at:at] = draw(
-            st.sampled_from((50_000 * b"[", 50_000 * b'{"a":', 9 * b"[", b'"' * 3, b"\xff\xfe", b"\0", 5000 * b"9", b"1e99999"))
-        )
-    return bytes(data)
-
-
-def check_body(rig: GateRig, connection: http.client.HTTPConnection, body: bytes, split: int | None) -> None:
-    fields = {} if split is None else {"Inference-Header-Content-Length": str(split)}
-    before = len(rig.server.unary_requests)
-    connection.request("POST", INFER, body, fields)
-    response = connection.getresponse()
-    answer: Any = json.loads(response.read()) if split is None or response.status != 200 else response.read()
-    assert response.status in (200, 400, 413), (response.status, answer)
-    if response.status != 200:
-        assert answer["error"].startswith("INVALID_INPUT: ") and len(rig.server.unary_requests) == before
-
-
-@long
-@settings(max_examples=30_000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(BODIES.map(written) | damaged() | st.binary(max_size=100), st.none() | st.integers(0, 300), st.binary(max_size=20))
-def test_very_many_bodies_get_an_answer(rig: GateRig, body: bytes, split: int | None, after: bytes) -> None:
-    fuzz_body(rig, body, split, after)
-
-
 @pytest.mark.parametrize("word", ["\ud800", "\udfff x", "\0", "\u2028"])
 def test_odd_characters_get_an_answer(rig: GateRig, word: str) -> None:
-    for change in ({"data": [word]}, {"name": word}):
-        fuzz_body(rig, written({"inputs": [dict(TEXT, **change)]}), None, b"")
-    fuzz_body(rig, written({"inputs": [TEXT], "id": word}), None, b"")
-
-
-def fuzz_body(rig: GateRig, body: bytes, split: int | None, after: bytes) -> None:
-    connection = http.client.HTTPConnection(rig.http_url, timeout=TIMEOUT_S)
-    try:
-        check_body(rig, connection, body, None)
-        check_body(rig, connection, body + after, len(body) if split is None else split)
-    finally:
-        connection.close()
+    for body in ({"inputs": [{**TEXT, "data": [word]}]}, {"inputs": [{**TEXT, "name": word}]}, {"inputs": [TEXT], "id": word}):
+        connection = http.client.HTTPConnection(rig.http_url, timeout=TIMEOUT_S)
+        with contextlib.closing(connection):
+            connection.request("POST", INFER, json.dumps(body))
+            response = connection.getresponse()
+            answer = json.loads(response.read())
+            assert response.status == 200 or (response.status == 400 and answer["error"].startswith("INVALID_INPUT: "))
 
 
 def test_bodies_that_are_not_complete_are_bounded_over_all_clients() -> None:
