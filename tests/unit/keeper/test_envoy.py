@@ -37,11 +37,6 @@ def validate(text: str, folder: Path) -> None:
     assert done.returncode == 0 and "Deprecated" not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("others", [[], ["10.0.0.7"], ["bistream"], ["::1"]])
-def test_envoy_takes_the_configuration(others: list[str], tmp_path: Path) -> None:
-    validate(envoy_config(SETTINGS, [HERE, *(ServerAddress(host, 8001, 8000, 8003) for host in others)]), tmp_path)
-
-
 def test_addresses_are_used_as_they_are_and_names_are_asked_for_again_and_again() -> None:
     def kinds(host: str) -> set[str]:
         clusters = yaml.safe_load(envoy_config(SETTINGS, [ServerAddress(host, 1, 2, 3)]))["static_resources"]["clusters"]
@@ -50,12 +45,14 @@ def test_addresses_are_used_as_they_are_and_names_are_asked_for_again_and_again(
     assert kinds("10.0.0.7") == {"STATIC"} and kinds("bistream.example.com") == {"envoy.cluster.dns"}
 
 
-def test_tls_is_that_of_the_clients(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hosts", [["10.0.0.7", "::1"], ["bistream"]])
+def test_envoy_takes_the_configuration_with_addresses_or_names_and_with_tls(hosts: list[str], tmp_path: Path) -> None:
     certificate, key = tmp_path / "chain.pem", tmp_path / "key.pem"
     words = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1", "-subj", "/CN=bistream")
     subprocess.run(["openssl", *words, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
-    for tls in (TlsSettings(certificate, key), TlsSettings(certificate, key, client_ca=certificate)):
-        validate(envoy_config(ProxySettings("0.0.0.0", 8001, "0.0.0.0", 8000, 9901, tls), [HERE]), tmp_path)
+    tls = TlsSettings(certificate, key, client_ca=certificate)
+    servers = [HERE, *(ServerAddress(host, 8001, 8000, 8003) for host in hosts)]
+    validate(envoy_config(ProxySettings("0.0.0.0", 8001, "0.0.0.0", 8000, 9901, tls), servers), tmp_path)
 
 
 def await_open(number: int) -> None:
@@ -172,8 +169,13 @@ def test_sessions_drains_and_deaths(house: House) -> None:
     assert refusal.value.code == 503 and json.loads(refusal.value.read())["error"].startswith("ENGINE_ERROR: No server takes sessions")
     refusal.value.close()
 
+    for number, server in enumerate(house.servers):
+        server.is_ready = True
+        house.await_health(number, "healthy")
+    check_the_death_of_a_server(house)
 
-def test_a_server_that_dies(house: House) -> None:
+
+def check_the_death_of_a_server(house: House) -> None:
     sessions: list[ClientSession] = []
     while min(house.live()) < 2:
         sessions.append(house.start())

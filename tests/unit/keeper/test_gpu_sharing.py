@@ -72,7 +72,7 @@ def test_a_daemon_that_does_not_listen_is_killed(trace: Path, monkeypatch: pytes
 
 
 def test_without_a_gpu_that_it_can_share_there_is_no_daemon(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_sharing, "READY_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(gpu_sharing, "READY_TIMEOUT_S", 0.1)
     with shared_gpu("auto", HAS_NO_GPU) as is_shared:
         assert not is_shared
         assert PIPE_VARIABLE not in os.environ

@@ -69,7 +69,7 @@ def test_what_is_short_is_a_warning_or_an_error() -> None:
         NEED.shortage(99)
 
 
-def test_warnings_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_shortage_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(host_limits, "raise_soft_limit", lambda kind, wanted: 200)
     with caplog.at_level(logging.WARNING):
         prepare_host(settings(repository(tmp_path), tmp_path))

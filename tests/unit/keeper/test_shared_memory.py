@@ -144,12 +144,12 @@ def test_other_names_and_links_are_left_alone(tmp_path: Path) -> None:
 
 def test_many_sweepers_and_claims_at_once(tmp_path: Path) -> None:
     """However they interleave, no live claim loses a file and nothing of the abandoned ones stays."""
-    for _ in range(20):
+    for _ in range(5):
         abandon(tmp_path)
     losses: list[set[str]] = []
 
     def claim_and_sweep() -> None:
-        for _ in range(20):
+        for _ in range(10):
             claim = SharedMemoryClaim(tmp_path)
             (tmp_path / f"{claim.prefix}tensors").touch()
             sweep_shared_memory(tmp_path)
