@@ -55,9 +55,8 @@ def test_full_has_the_released_keys_and_parameters() -> None:
     assert sum(map(math.prod, speech_tokenizer_shapes(FULL.speech_tokenizer).values())) == 123_714_568
 
 
-def test_a_cosyvoice3_directory_is_whole(tmp_path: Path) -> None:
-    folder = tmp_path / "cosyvoice3"
-    make_checkpoint(folder, "tiny", family="cosyvoice3")
+def test_a_cosyvoice3_directory_is_whole(tiny_cosyvoice3_dir: Path) -> None:
+    folder = tiny_cosyvoice3_dir
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert files == {name.replace("cosyvoice2", "cosyvoice3").replace("_v2", "_v3") for name in FILES} - {"spk2info.pt"}
     assert check_model_dir(folder) == FAMILY_SIZES["cosyvoice3"]["tiny"].checkpoint
@@ -65,9 +64,8 @@ def test_a_cosyvoice3_directory_is_whole(tmp_path: Path) -> None:
     assert tokenizer.size == 1024 and tokenizer.spoken_tokens == COSYVOICE3.spoken_tokens
 
 
-def test_the_language_model_of_a_spark_directory_is_whole(tmp_path: Path) -> None:
-    folder = tmp_path / "spark"
-    make_checkpoint(folder, "tiny", family="spark")
+def test_the_language_model_of_a_spark_directory_is_whole(tiny_spark_dir: Path) -> None:
+    folder = tiny_spark_dir
     files = {path.name for path in (folder / "LLM").iterdir()}
     assert files == {
         "config.json",

@@ -1,4 +1,5 @@
-"""Attackers in a process of their own: ``python -m tests.unit.edge.attackers KIND PORT ADDRESS SECONDS``. Prints how often they did it."""
+"""Attackers in a process of their own: ``python -m tests.unit.edge.attackers PORT SECONDS KIND ADDRESS...``, one after the other, each for
+so many seconds from its address."""
 
 from __future__ import annotations
 
@@ -17,14 +18,11 @@ EMPTY_MESSAGES = message(b"") * 3276  # 16,380 bytes, one frame
 
 
 class Attack:
-    """count: calls or connections begun."""
-
     def __init__(self, port: int, address: str, seconds: float) -> None:
         self.port = port
         self.address = address
         self.deadline = time.monotonic() + seconds
         self.seconds = seconds
-        self.count = 0
 
     @property
     def goes_on(self) -> bool:
@@ -48,7 +46,6 @@ class Attack:
             for _ in range(4):
                 connection.writer.write(frame(Kind.DATA, 0, stream, EMPTY_MESSAGES))
             connection.reset(stream)
-            self.count += 1
             await connection.writer.drain()
 
         await asyncio.gather(*(self.again(use) for _ in range(64)))
@@ -59,7 +56,6 @@ class Attack:
         async def use(connection: Connection) -> None:
             for _ in range(50):
                 connection.reset(connection.begin())
-                self.count += 1
             await connection.writer.drain()
 
         await asyncio.gather(*(self.again(use) for _ in range(16)))
@@ -71,7 +67,6 @@ class Attack:
             streams = [connection.call(UNARY) for _ in range(128)]
             for stream in streams:
                 await connection.end_of(stream)
-            self.count += len(streams)
             connection.ended.clear()
             connection.received.clear()
 
@@ -81,7 +76,6 @@ class Attack:
         """512 connections with one call each, held; those that are closed are opened again."""
 
         async def use(connection: Connection) -> None:
-            self.count += 1
             await connection.end_of(connection.call(UNARY))
             await asyncio.wait([connection.task], timeout=max(0.0, self.deadline - time.monotonic()))
 
@@ -91,7 +85,6 @@ class Attack:
         """256 connections, each with half a head of a call, sent byte by byte."""
 
         async def use(connection: Connection) -> None:
-            self.count += 1
             for byte in head(1)[:100]:
                 if connection.is_open and self.goes_on:
                     connection.writer.write(bytes([byte]))
@@ -105,7 +98,6 @@ class Attack:
         connection = await Connection.open(self.port, self.address, reads=False)
         for _ in range(100):
             connection.say(connection.begin(), b"pour 100")
-            self.count += 1
         await asyncio.wait([connection.task], timeout=self.seconds)
         await connection.close()
 
@@ -116,36 +108,29 @@ class Attack:
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 for call in calls * 4:
                     await call.write(b"pour 0".ljust(1_000_000))
-                    self.count += 1
             await asyncio.sleep(self.seconds)
 
     async def pings(self) -> None:
-        async def use(connection: Connection) -> None:
-            connection.writer.write(frame(Kind.PING, 0, 0, bytes(8)) * 500)
-            self.count += 500
-            await connection.writer.drain()
-
-        await asyncio.gather(*(self.again(use) for _ in range(16)))
+        await self.flood(lambda connection: frame(Kind.PING, 0, 0, bytes(8)))
 
     async def settings(self) -> None:
-        async def use(connection: Connection) -> None:
-            connection.writer.write(frame(Kind.SETTINGS, 0, 0) * 500)
-            self.count += 500
-            await connection.writer.drain()
-
-        await asyncio.gather(*(self.again(use) for _ in range(16)))
+        await self.flood(lambda connection: frame(Kind.SETTINGS, 0, 0))
 
     async def empty_frames(self) -> None:
+        await self.flood(lambda connection: frame(Kind.DATA, 0, connection.begin()))
+
+    async def flood(self, made: Callable[[Connection], bytes]) -> None:
+        """A frame 500 times, and again, 16 connections."""
+
         async def use(connection: Connection) -> None:
-            connection.writer.write(frame(Kind.DATA, 0, connection.begin()) * 500)
-            self.count += 500
+            connection.writer.write(made(connection) * 500)
             await connection.writer.drain()
 
         await asyncio.gather(*(self.again(use) for _ in range(16)))
 
 
 if __name__ == "__main__":
-    kind, port, address, seconds = sys.argv[1:]
-    attack = Attack(int(port), address, float(seconds))
-    asyncio.run(getattr(attack, kind)())
-    sys.stdout.write(str(attack.count))
+    port, seconds, *attacks = sys.argv[1:]
+    for kind, address in zip(attacks[::2], attacks[1::2], strict=True):
+        attack = Attack(int(port), address, float(seconds))
+        asyncio.run(getattr(attack, kind)())

@@ -32,6 +32,7 @@ CALLERS, NEWCOMERS = "127.0.0.9", "127.0.0.10"
 NEW = "new session"
 PIECE = b"text, " * 10
 PAUSE_S = 0.02
+SESSIONS = 5
 PATIENCE_S = 60.0  # for an answer under attack; decides nothing else
 
 
@@ -42,7 +43,6 @@ class Served:
     waits_s: list[float] = field(default_factory=list)
     starts_s: list[float] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    attacks: list[str] = field(default_factory=list)
 
 
 class Door(BaseHTTPRequestHandler):
@@ -122,26 +122,24 @@ class Edge:
     def descriptors(self) -> int:
         return len(list(Path(f"/proc/{self.envoy.pid}/fd").iterdir()))
 
-    def under(self, *attacks: Sequence[str], sessions: int = 5) -> Served:
+    def under(self, *attacks: Sequence[str]) -> Served:
         """Sessions that run, and new ones, while commands of attackers are at work."""
-        return asyncio.run(self._under(attacks, sessions))
+        return asyncio.run(self._under(attacks))
 
-    def attack(self, kind: str, address: str, seconds: float) -> list[str]:
-        """The command of one."""
-        return [sys.executable, "-m", "tests.unit.edge.attackers", kind, str(self.grpc_port), address, str(seconds)]
+    def attack(self, seconds: float, *attacks: str) -> list[str]:
+        """The command of attackers: kind and address of each."""
+        return [sys.executable, "-m", "tests.unit.edge.attackers", str(self.grpc_port), str(seconds), *attacks]
 
-    async def _under(self, attacks: Sequence[Sequence[str]], sessions: int) -> Served:
+    async def _under(self, attacks: Sequence[Sequence[str]]) -> Served:
         served, is_over = Served(), asyncio.Event()
-        callers = [await Connection.open(self.grpc_port, CALLERS) for _ in range(sessions)]
+        callers = [await Connection.open(self.grpc_port, CALLERS) for _ in range(SESSIONS)]
         async with asyncio.TaskGroup() as group:
             for caller in callers:
                 group.create_task(self._talk(caller, served, is_over))
             group.create_task(self._come(served, is_over))
-            pipe = asyncio.subprocess.PIPE
-            processes = [await asyncio.create_subprocess_exec(*words, cwd=ROOT, stdout=pipe, stderr=pipe) for words in attacks]
+            processes = [await asyncio.create_subprocess_exec(*words, cwd=ROOT, stderr=asyncio.subprocess.PIPE) for words in attacks]
             for process in processes:
-                output, errors = await process.communicate()
-                served.attacks.append(output.decode().strip())
+                _, errors = await process.communicate()
                 if process.returncode != 0:
                     served.refused.append(f"the attacker has failed: {errors.decode()}")
             is_over.set()

@@ -27,7 +27,7 @@ def _claim(directory: Path, gpu: int) -> None:
 def test_a_claim_is_seen_in_other_processes_on_the_same_gpu_until_it_is_released(tmp_path: Path) -> None:
     here, other_gpu, other_work = Claim(tmp_path, 0, HOPS), Claim(tmp_path, 1, HOPS), Claim(tmp_path, 0, TOKENS)
     assert here.held is None
-    process = multiprocessing.get_context("spawn").Process(target=_claim, args=(tmp_path, 0))
+    process = multiprocessing.get_context("fork").Process(target=_claim, args=(tmp_path, 0))
     process.start()
     process.join()
     assert here.held is not None and other_gpu.held is None and other_work.held is None

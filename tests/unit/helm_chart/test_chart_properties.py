@@ -30,9 +30,7 @@ PORTS = st.integers(1024, 60_000).filter(lambda port: port != 8002)
 
 @st.composite
 def values(draw: st.DrawFn) -> dict[str, Any]:
-    grpc, http, health, admin, proxy = draw(
-        st.lists(st.integers(1024, 60_000).filter(lambda port: port != 8002), min_size=5, max_size=5, unique=True)
-    )
+    grpc, http, health, admin, proxy = draw(st.lists(PORTS, min_size=5, max_size=5, unique=True))
     keys = draw(st.sampled_from([{}, {"keys": [KEY, f"{KEY}2 anna"]}, {"existingSecret": "my-keys"}]))
     tls = draw(st.sampled_from([{}, {"existingSecret": "my-tls"}, {"existingSecret": "my-tls", "clientCa": True}]))
     low = draw(st.integers(1, 40))
@@ -102,7 +100,7 @@ def values(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8)
 @given(values=values(), name=NAMES, version=st.sampled_from(KUBERNETES))
 def test_any_combination_is_valid_and_fits_together(values: dict[str, Any], name: str, version: str) -> None:
     found = release(values, name)

