@@ -98,7 +98,7 @@ def utterances(options: argparse.Namespace) -> list[Utterance]:
     if options.dataset is not None:
         with TemporaryDirectory() as recordings:
             return [_utterance(row, options) for row in read_rows(options.dataset, options.split, Path(recordings))]
-    voice = _in_manner(_voice(options), options)
+    voice = replace(_voice(options), is_cross_lingual=options.is_cross_lingual)
     if options.source_audio is not None:
         if options.instruct_text is not None:
             raise InvalidInputError("--source-audio brings how its words are spoken; leave --instruct-text out.")
@@ -111,7 +111,7 @@ def utterances(options: argparse.Namespace) -> list[Utterance]:
 
 def _utterance(row: Row, options: argparse.Namespace) -> Utterance:
     """With its recording, which is read here. The tokens of data sets are those of flows, which mean nothing to a codec."""
-    voice = _in_manner(recording(row.prompt_audio, row.prompt_text), options)
+    voice = VoiceChoice(_samples(row.prompt_audio), row.prompt_text, is_cross_lingual=options.is_cross_lingual)
     return Utterance(row.id, row.target_text, voice, () if family_of(options.model_dir).has_codec else row.target_tokens)
 
 
@@ -121,10 +121,6 @@ def _voice(options: argparse.Namespace) -> VoiceChoice:
     if options.reference_audio is None:
         raise InvalidInputError("The voice is missing; give --reference-audio with --reference-text, or --speaker-id.")
     return recording(Path(options.reference_audio), options.reference_text)
-
-
-def _in_manner(voice: VoiceChoice, options: argparse.Namespace) -> VoiceChoice:
-    return replace(voice, is_cross_lingual=options.is_cross_lingual)
 
 
 def recording(path: Path, transcript: str | None) -> VoiceChoice:

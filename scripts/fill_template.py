@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Fills the ${placeholders} of one config.pbtxt template; every placeholder needs a value, and unknown keys are an error.
 
-    fill_template.py --out FILE TEMPLATE --set key=value ...     writes a finished file elsewhere (used by make_model_repo.py)
     fill_template.py -i FILE key:value,key:value                 fills the file in place (the call form of NVIDIA's script)
     fill_template.py FILE key:value,key:value                    prints the finished file
 
@@ -103,18 +102,13 @@ def _collect(pairs: Iterable[str], separator: str) -> dict[str, str]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="the template")
-    parser.add_argument("pairs", nargs="?", default="", help="key:value,key:value")
+    parser.add_argument("pairs", help="key:value,key:value")
     parser.add_argument("-i", "--in-place", action="store_true", help="write the result over FILE")
-    parser.add_argument("--out", type=Path, help="write the result to this file")
-    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="one value; may be repeated")
     options = parser.parse_args(arguments)
-    if options.in_place and options.out:
-        parser.error("give -i or --out, not both")
     try:
-        values = {**parse_pairs(options.pairs), **parse_settings(options.settings)}
-        text = fill(options.file.read_text(encoding="utf-8"), values, origin=str(options.file))
-        if options.in_place or options.out:
-            (options.out or options.file).write_text(text, encoding="utf-8")
+        text = fill(options.file.read_text(encoding="utf-8"), parse_pairs(options.pairs), origin=str(options.file))
+        if options.in_place:
+            options.file.write_text(text, encoding="utf-8")
         else:
             sys.stdout.write(text)
     except (TemplateError, OSError, UnicodeDecodeError) as error:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 LOOPBACK = "127.0.0.1"
+KILL_AFTER_S = 5.0
 _PORTS = (10_000, 60_000)
 _PORT_ATTEMPTS = 100
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -119,11 +120,11 @@ def fetch(address: str, path: str, timeout_s: float) -> tuple[int, str] | None:
         return None
 
 
-def end_process(process: subprocess.Popen[bytes], kill_after_s: float = 5.0) -> None:
+def end_process(process: subprocess.Popen[bytes]) -> None:
     """SIGTERM, and SIGKILL if that has not ended it in time. Nothing for a process that has ended."""
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(kill_after_s)
+            process.wait(KILL_AFTER_S)
         except subprocess.TimeoutExpired:
             process.kill()

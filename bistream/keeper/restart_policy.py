@@ -25,7 +25,7 @@ class RestartLimits:
 
 
 class RestartPolicy:
-    """Counts failures of one server, or of one model that is reloaded."""
+    """Counts failures of one process."""
 
     def __init__(self, limits: RestartLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits

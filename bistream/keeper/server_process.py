@@ -34,6 +34,7 @@ PRIVATE_UMASK = 0o077  # of the server and its models: their shared memory holds
 KEEPALIVE_TIMEOUT_MS = int(1000 * (LONGEST_STOP_S + 8.0))
 POLL_INTERVAL_S, START_POLL_INTERVAL_S = 0.05, 0.1
 KILL_TIMEOUT_S = 10.0
+LOG_TAIL_LINES = 20
 
 
 class Interrupted(Exception):
@@ -56,13 +57,12 @@ class ServerSettings:
     """How to start one server. ``ports`` None: three free ports are chosen at each start.
 
     executable: the tritonserver binary. backend_directory: holds ``python/`` with the backend and its stub (scripts/setup_triton.py).
-    python_prefix: the environment whose packages the models use. exit_timeout_s: how long a server without sessions may take to exit.
+    exit_timeout_s: how long a server without sessions may take to exit.
     """
 
     model_repository: Path
     executable: Path
     backend_directory: Path
-    python_prefix: Path = Path(sys.prefix)
     ports: Ports | None = None
     http_address: str = "127.0.0.1"
     grpc_address: str = "127.0.0.1"
@@ -71,7 +71,6 @@ class ServerSettings:
     log_path: Path | None = None  # None: the keeper's stderr
     on_log_line: Callable[[str], None] = lambda line: None  # sees every line of the log
     state_directory: Path | None = None  # where models keep what later starts need not find out again; None: nowhere
-    extra_arguments: tuple[str, ...] = ()
 
 
 class TritonServer:
@@ -141,8 +140,8 @@ class TritonServer:
         assert self._models is not None
         return self._models
 
-    def log_tail(self, lines: int = 20) -> str:
-        return "" if self._output is None else self._output.tail(lines)
+    def log_tail(self) -> str:
+        return "" if self._output is None else self._output.tail(LOG_TAIL_LINES)
 
     def end_sessions(self, order: Order, clock: Callable[[], float] = time.monotonic) -> Ending:
         """Make the models refuse new sessions and end the running ones as ordered. Raises ``OSError`` when the order cannot be written."""
@@ -209,12 +208,11 @@ class TritonServer:
             "--grpc-keepalive-time=10000",  # detects a vanished client host in half a minute; the default is 2 h
             f"--grpc-keepalive-timeout={KEEPALIVE_TIMEOUT_MS}",
             "--grpc-http2-max-pings-without-data=0",
-            *settings.extra_arguments,
         ]
 
     def _environment(self, claim: SharedMemoryClaim, libraries: list[str]) -> dict[str, str]:
         """The stub takes its Python packages from the first python3 on PATH, and its libpython from the loader."""
-        path = f"{self.settings.python_prefix / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        path = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         environment = {**os.environ, "PATH": path, CONTROL_VARIABLE: str(claim.control), METRICS_VARIABLE: str(claim.control)}
         if self.settings.state_directory is not None:
             environment[STATE_VARIABLE] = str(self.settings.state_directory)
