@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import enum
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Self
 
 from tests.unit.edge.gate import STREAM
@@ -68,13 +68,15 @@ def head(stream: int, path: str = STREAM, flags: int = 0, extra: Iterable[tuple[
 
 
 class Connection:
-    """``received``: per stream, what came in DATA frames. ``ended``: per stream, how. reads: gives windows back."""
+    """``received``: per stream, what came in DATA frames. ``ended``: per stream, how. ``window``: bytes that the server still takes of all
+    streams together; only ``wait_for_window`` respects it. reads: gives windows back."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reads: bool = True) -> None:
         self.writer = writer
         self.received: dict[int, bytearray] = {}
         self.ended: dict[int, tuple[Kind, bytes]] = {}
-        self.went_away = False
+        self.window = 65_535
+        self._pongs = 0
         self._reads = reads
         self._reader = reader
         self._news = asyncio.Event()
@@ -110,18 +112,30 @@ class Connection:
     def reset(self, stream: int) -> None:
         self.writer.write(frame(Kind.RST_STREAM, 0, stream, CANCEL))
 
-    async def answers(self, stream: int, size: int) -> bytes:
-        """The first ``size`` bytes, or all that came before its end."""
-        while len(self.received[stream]) < size and stream not in self.ended and self.is_open:
+    async def wait_for_window(self, size: int) -> None:
+        """And take it; returns too when the connection is over."""
+        await self._wait_for(lambda: self.window >= size)
+        self.window -= size
+
+    async def ping(self) -> None:
+        """Returns when the server has read everything before it."""
+        pongs = self._pongs
+        self.writer.write(frame(Kind.PING, 0, 0, bytes(8)))
+        await self._wait_for(lambda: self._pongs > pongs)
+
+    async def _wait_for(self, condition: Callable[[], bool]) -> None:
+        while not condition() and self.is_open:
             self._news.clear()
             await self._news.wait()
+
+    async def answers(self, stream: int, size: int) -> bytes:
+        """The first ``size`` bytes, or all that came before its end."""
+        await self._wait_for(lambda: len(self.received[stream]) >= size or stream in self.ended)
         return bytes(self.received[stream][:size])
 
     async def end_of(self, stream: int) -> tuple[Kind, bytes] | None:
         """``None``: of its connection."""
-        while stream not in self.ended and self.is_open:
-            self._news.clear()
-            await self._news.wait()
+        await self._wait_for(lambda: stream in self.ended)
         return self.ended.get(stream)
 
     async def _receive(self) -> None:
@@ -141,8 +155,10 @@ class Connection:
                 self.writer.write(frame(Kind.WINDOW_UPDATE, 0, 0, step) + frame(Kind.WINDOW_UPDATE, 0, stream, step))
         elif kind in (Kind.SETTINGS, Kind.PING) and not flags & Flag.ACK:
             self.writer.write(frame(kind, Flag.ACK, 0, payload if kind is Kind.PING else b""))
-        elif kind is Kind.GOAWAY:
-            self.went_away = True
+        elif kind is Kind.PING:
+            self._pongs += 1
+        elif kind is Kind.WINDOW_UPDATE and stream == 0:
+            self.window += int.from_bytes(payload)
         if kind is Kind.RST_STREAM or (kind in (Kind.HEADERS, Kind.DATA) and flags & Flag.END_STREAM):
             self.ended[stream] = kind, payload
         self._news.set()
