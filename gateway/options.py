@@ -106,24 +106,21 @@ def _flag(name: str) -> str:
 
 def command(settings: GateSettings) -> list[str]:
     """The command that starts a gate with these settings, in the folder that holds the package ``gateway``."""
-    words: list[object] = [sys.executable, "-m", "gateway", "--upstream", settings.upstream.address]
-    words += ["--drain-timeout-s", settings.drain_timeout_s, "--grpc-address", settings.grpc.address, "--grpc-port", settings.grpc.port]
-    if settings.http is not None:
-        words += ["--http-address", settings.http.address, "--http-port", settings.http.port]
-    if settings.tls is not None:
-        words += ["--tls-certificate", settings.tls.certificate, "--tls-key", settings.tls.private_key]
-        if settings.tls.client_ca is not None:
-            words += ["--tls-client-ca", settings.tls.client_ca]
-    if settings.keys_file is not None:
-        words += ["--keys-file", settings.keys_file]
-    if settings.behind_proxy:
-        words += ["--behind-proxy"]
-    if settings.upstream.hold_file is not None:
-        words += ["--hold-file", settings.upstream.hold_file]
-    if settings.ready_file is not None:
-        words += ["--ready-file", settings.ready_file]
-    for field in fields(GateLimits):
-        value = getattr(settings.limits, field.name)
-        if value != field.default:
-            words += [_flag(field.name), value]
-    return [str(word) for word in words]
+    http, tls = settings.http, settings.tls
+    given = {
+        "upstream": settings.upstream.address,
+        "drain_timeout_s": settings.drain_timeout_s,
+        "grpc_address": settings.grpc.address,
+        "grpc_port": settings.grpc.port,
+        "http_address": http and http.address,
+        "http_port": http and http.port,
+        "tls_certificate": tls and tls.certificate,
+        "tls_key": tls and tls.private_key,
+        "tls_client_ca": tls and tls.client_ca,
+        "keys_file": settings.keys_file,
+        "hold_file": settings.upstream.hold_file,
+        "ready_file": settings.ready_file,
+        **{field.name: limit for field in fields(GateLimits) if (limit := getattr(settings.limits, field.name)) != field.default},
+    }
+    words = [word for name, value in given.items() if value is not None for word in (_flag(name), str(value))]
+    return [sys.executable, "-m", "gateway", *words, *(["--behind-proxy"] if settings.behind_proxy else [])]

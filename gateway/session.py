@@ -116,13 +116,8 @@ class Session:
         self._text_ended = start.model != COSYVOICE2_BISTREAM.name
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._quiet_since = around.clock()
-        self._is_over = False
+        self._is_over = False  # it takes no more requests
         self._has_answered = False
-
-    @property
-    def is_over(self) -> bool:
-        """It takes no more requests."""
-        return self._is_over
 
     # Requests
 

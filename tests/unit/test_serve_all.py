@@ -17,12 +17,10 @@ from scripts.serve_all import member, parse_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120.0
-# Says its name and process, is ready until the first signal, and says then that it drains. With --fail it cannot start.
+# Says its name and process, is ready until the first signal, and says then that it drains.
 STAND_IN = """
 import os, pathlib, signal, sys
 name, arguments = sys.argv[1], sys.argv[2:]
-if "--fail" in arguments:
-    sys.exit(f"{name}: It cannot be.")
 ready = pathlib.Path(arguments[arguments.index("--ready-file") + 1])
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 ready.touch()
@@ -77,13 +75,6 @@ def test_the_death_of_one_starts_it_again_alone_and_the_end_has_an_order(tmp_pat
         running.process.kill()
         running.process.wait()
     assert running.said.index("<interfaces drains>") < running.said.index("<server drains>")
-
-
-@pytest.mark.parametrize(("arguments", "name"), [(["--fail", "--interfaces"], "server"), (["--interfaces", "--fail"], "interfaces")])
-def test_a_first_start_that_fails_ends_both_with_one_sentence(arguments: list[str], name: str, tmp_path: Path) -> None:
-    running = Running(tmp_path, *arguments)
-    assert running.process.wait(TIMEOUT_S) == 1
-    assert running.said.splitlines()[-1] == f"serve_all.py: {name} ended with exit code 1: {name}: It cannot be."
 
 
 def test_certificate_and_keys_hold_for_both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

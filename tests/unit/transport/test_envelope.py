@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
@@ -27,7 +27,6 @@ MESSAGES = st.lists(
 
 
 @given(MESSAGES)
-@settings(max_examples=40, deadline=None)
 def test_messages_arrive_as_they_were_sent(messages: list[Message]) -> None:
     found = unpack(pack(messages))
     assert [(message.number, message.error, set(message.values)) for message in found] == [
@@ -51,7 +50,6 @@ def test_text_of_a_clients_request_arrives_as_bytes_and_scalars_as_numbers() -> 
 
 
 @given(MESSAGES, st.data())
-@settings(max_examples=40, deadline=None)
 def test_damage_is_refused_or_harmless(messages: list[Message], data: st.DataObject) -> None:
     packed = bytearray(pack(messages))
     if data.draw(st.booleans()):

@@ -51,7 +51,7 @@ def test_any_order_of_calls_is_safe_and_finishes_once(calls: list[str]) -> None:
     assert len(fake.data) - calls[: ends[0] if ends else len(calls)].count("send") in (0, 1)  # 1: in the last response
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_many_threads_on_one_sender_make_no_illegal_call(seed: int) -> None:
     fake = FakeSender()
     sender = ResponseSender(FakePbUtils(), fake, COSYVOICE2_BISTREAM)
