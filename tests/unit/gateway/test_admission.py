@@ -12,32 +12,50 @@ from tests.unit.gateway.fakes import Clock
 HOME = Caller("10.0.0.1")
 
 
-def test_sessions_of_an_address_are_bounded_and_those_of_another_are_not_touched() -> None:
-    admission = Admission(GateLimits(sessions_per_address=2))
-    admission.open_session(HOME)
-    admission.open_session(HOME)
-    with pytest.raises(BusyError, match="address has 2 sessions"):
-        admission.open_session(HOME)
-    admission.open_session(Caller("10.0.0.2"))
-    admission.close_session(HOME)
-    admission.open_session(HOME)
-    assert admission.sessions == 3
+AWAY = Caller("10.0.0.2")
+ANNA, ANNA_AWAY, BERT = Caller(HOME.address, "anna"), Caller(AWAY.address, "anna"), Caller(HOME.address, "bert")
 
 
-def test_sessions_of_a_key_are_bounded_over_all_addresses() -> None:
-    admission = Admission(GateLimits(sessions_per_key=2, sessions_per_address=0))
-    admission.open_session(Caller("10.0.0.1", "anna"))
-    admission.open_session(Caller("10.0.0.2", "anna"))
-    with pytest.raises(BusyError, match="API key"):
-        admission.open_session(Caller("10.0.0.3", "anna"))
-    admission.open_session(Caller("10.0.0.3", "bert"))
+@pytest.mark.parametrize(
+    ("limits", "one", "full", "words", "others"),
+    [
+        (GateLimits(sessions_per_address=1), HOME, HOME, "address has 1 sessions", [AWAY]),
+        (GateLimits(sessions_per_key=1, sessions_per_address=0), ANNA, ANNA_AWAY, "API key has 1 sessions", [BERT, AWAY]),
+        (GateLimits(max_sessions=1), HOME, AWAY, "All 1 sessions of the gate", []),
+    ],
+)
+def test_sessions_are_bounded_and_those_of_others_are_not_touched(
+    limits: GateLimits, one: Caller, full: Caller, words: str, others: list[Caller]
+) -> None:
+    admission = Admission(limits)
+    admission.open_session(one)
+    with pytest.raises(BusyError, match=words):
+        admission.open_session(full)
+    for other in others:
+        admission.open_session(other)
+    admission.close_session(one)
+    admission.open_session(full)
+    assert admission.sessions == 1 + len(others)
 
 
-def test_all_sessions_are_bounded() -> None:
-    admission = Admission(GateLimits(max_sessions=1))
-    admission.open_session(HOME)
-    with pytest.raises(BusyError, match="gate"):
-        admission.open_session(Caller("10.0.0.2"))
+@pytest.mark.parametrize(
+    ("limits", "one", "full", "words", "others"),
+    [
+        (GateLimits(streams_per_address=1), HOME, HOME, "address has 1 streams", [AWAY, ANNA]),  # which a key shares with strangers
+        (GateLimits(streams_per_address=1), ANNA, ANNA_AWAY, "API key has 1 streams", [HOME]),
+        (GateLimits(max_streams=1), HOME, AWAY, "All streams of the gate", []),
+    ],
+)
+def test_calls_are_bounded_likewise(limits: GateLimits, one: Caller, full: Caller, words: str, others: list[Caller]) -> None:
+    admission = Admission(limits)
+    admission.open_call(one)
+    with pytest.raises(BusyError, match=words):
+        admission.open_call(full)
+    for other in others:
+        admission.open_call(other)
+    admission.close_call(one)
+    admission.open_call(full)
+    assert admission.calls == 1 + len(others)
 
 
 def test_starts_per_second_refill() -> None:
@@ -69,32 +87,6 @@ def test_a_refused_start_costs_the_other_holder_nothing() -> None:
     with pytest.raises(BusyError):
         admission.open_session(Caller("10.0.0.2", "anna"))
     admission.open_session(Caller("10.0.0.2", "bert"))
-
-
-def test_streams_of_the_gate_are_bounded() -> None:
-    admission = Admission(GateLimits(max_streams=2))
-    for number in range(2):
-        admission.open_call(Caller(f"10.0.0.{number}"))
-    with pytest.raises(BusyError, match="All streams"):
-        admission.open_call(HOME)
-
-
-def test_streams_of_an_address_are_bounded() -> None:
-    admission = Admission(GateLimits(streams_per_address=1))
-    admission.open_call(HOME)
-    with pytest.raises(BusyError, match="streams"):
-        admission.open_call(HOME)
-    admission.close_call(HOME)
-    admission.open_call(HOME)
-    assert admission.calls == 1
-
-
-def test_calls_of_a_key_do_not_count_for_the_address_that_it_shares_with_strangers() -> None:
-    admission = Admission(GateLimits(streams_per_address=1))
-    admission.open_call(HOME)
-    admission.open_call(Caller(HOME.address, "anna"))
-    with pytest.raises(BusyError, match="API key"):
-        admission.open_call(Caller("10.0.0.9", "anna"))
 
 
 @pytest.mark.parametrize(

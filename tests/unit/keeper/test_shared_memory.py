@@ -37,9 +37,6 @@ child.communicate()
 """
 NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child")
 CAN_UNSHARE = subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
-MODES = [pytest.param((), id="same process table")]
-if CAN_UNSHARE:
-    MODES.append(pytest.param(NAMESPACE, id="each alone in a pid namespace"))
 
 
 class Keeper:
@@ -82,31 +79,7 @@ def names(directory: Path, prefix: str) -> set[str]:
     return {path.name.removeprefix(prefix) for path in directory.glob(f"{prefix}*")}
 
 
-def test_a_second_keeper_leaves_the_files_of_a_live_one(tmp_path: Path) -> None:
-    with keeper(tmp_path, ()) as first, keeper(tmp_path, ()) as second:
-        sweep_shared_memory(tmp_path)
-        for one in (first, second):
-            assert names(tmp_path, one.prefix) == {"lock", "tensors", "control"}
-        inherited = [os.readlink(path) for path in Path(f"/proc/{first.child}/fd").iterdir()]
-        assert inherited and not any(str(tmp_path) in file for file in inherited), "a child would keep the lock of a dead keeper"
-        second.end()
-        assert names(tmp_path, first.prefix) == {"lock", "tensors", "control"} and names(tmp_path, second.prefix) == set()
-        first.end()
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("prefix_command", MODES)
-def test_the_next_keeper_removes_what_a_killed_one_left(tmp_path: Path, prefix_command: tuple[str, ...]) -> None:
-    """In a pid namespace both have the same process id, as the keepers of containers have."""
-    with keeper(tmp_path, prefix_command) as first:
-        first.kill()
-        assert names(tmp_path, first.prefix) == {"lock", "tensors", "control"}
-    with keeper(tmp_path, prefix_command) as second:
-        assert names(tmp_path, first.prefix) == set()
-        if prefix_command:
-            assert first.prefix.split("_")[1] == second.prefix.split("_")[1]
-        assert names(tmp_path, second.prefix) == {"lock", "tensors", "control"}
-        second.end()
+FILES = {"lock", "tensors", "control"}
 
 
 def model_process(folder: Path, prefix: str) -> subprocess.Popen[bytes]:
@@ -117,18 +90,34 @@ def model_process(folder: Path, prefix: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(words, executable=sys.executable, stdin=subprocess.PIPE)
 
 
-def test_the_model_processes_of_a_killed_keeper_are_ended_and_no_others(tmp_path: Path) -> None:
+def test_files_and_model_processes_of_a_killed_keeper_go_and_those_of_a_live_one_stay(tmp_path: Path) -> None:
     shared = tmp_path / "shm"
     shared.mkdir()
     with keeper(shared, ()) as killed, keeper(shared, ()) as living:
-        orphan, child = model_process(tmp_path, killed.prefix), model_process(tmp_path, living.prefix)
-        with orphan, child:
+        sweep_shared_memory(shared)
+        assert all(names(shared, one.prefix) == FILES for one in (killed, living))
+        inherited = [os.readlink(path) for path in Path(f"/proc/{living.child}/fd").iterdir()]
+        assert inherited and not any(str(shared) in file for file in inherited), "a child would keep the lock of a dead keeper"
+        with model_process(tmp_path, killed.prefix) as orphan, model_process(tmp_path, living.prefix) as child:
             killed.kill()
+            assert names(shared, killed.prefix) == FILES
             sweep_shared_memory(shared)
-            assert orphan.wait(240) == -signal.SIGKILL
-            assert child.poll() is None
+            assert orphan.wait(240) == -signal.SIGKILL and child.poll() is None
             child.kill()
+        assert names(shared, killed.prefix) == set() and names(shared, living.prefix) == FILES
         living.end()
+    assert list(shared.iterdir()) == []
+
+
+@pytest.mark.skipif(not CAN_UNSHARE, reason="pid namespaces cannot be made here")
+def test_a_keeper_of_the_same_process_id_is_another_one(tmp_path: Path) -> None:
+    """As those of containers are, each alone in its pid namespace."""
+    with keeper(tmp_path, NAMESPACE) as first:
+        first.kill()
+    with keeper(tmp_path, NAMESPACE) as second:
+        assert first.prefix.split("_")[1] == second.prefix.split("_")[1]
+        assert names(tmp_path, first.prefix) == set() and names(tmp_path, second.prefix) == FILES
+        second.end()
 
 
 def test_other_names_and_links_are_left_alone(tmp_path: Path) -> None:
