@@ -134,9 +134,9 @@ def test_raw_request_lines(rig: GateRig, start: bytes) -> None:
 
 @pytest.mark.parametrize("word", ["\ud800", "\udfff x", "\0", "\u2028"])
 def test_odd_characters_get_an_answer(rig: GateRig, word: str) -> None:
-    for body in ({"inputs": [{**TEXT, "data": [word]}]}, {"inputs": [{**TEXT, "name": word}]}, {"inputs": [TEXT], "id": word}):
-        connection = http.client.HTTPConnection(rig.http_url, timeout=TIMEOUT_S)
-        with contextlib.closing(connection):
+    bodies = ({"inputs": [{**TEXT, "data": [word]}]}, {"inputs": [{**TEXT, "name": word}]}, {"inputs": [TEXT], "id": word})
+    with contextlib.closing(http.client.HTTPConnection(rig.http_url, timeout=TIMEOUT_S)) as connection:  # kept alive after an answer
+        for body in bodies:
             connection.request("POST", INFER, json.dumps(body))
             response = connection.getresponse()
             answer = json.loads(response.read())
