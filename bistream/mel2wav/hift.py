@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -62,6 +63,19 @@ def _same_padding(kernel_size: int, dilation: int = 1) -> int:
     return (kernel_size - 1) * dilation // 2
 
 
+def channels_last(x: Tensor) -> Tensor:
+    """The same [B, C, T] with its channels side by side in memory, as CPUs convolve fastest: 11 taps in a quarter to half of the time."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+class Conv(nn.Conv1d):
+    """Through two dimensions: ``nn.Conv1d`` would undo the order of ``channels_last``, and is otherwise the same call."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        stride, padding, dilation = (1, self.stride[0]), (0, int(self.padding[0])), (1, self.dilation[0])
+        return F.conv2d(input.unsqueeze(2), weight.unsqueeze(2), bias, stride, padding, dilation).squeeze(2)
+
+
 class Snake(nn.Module):
     """x + sin(alpha x)^2 / alpha, one alpha per channel (Liu et al. 2020, linear scale)."""
 
@@ -81,9 +95,9 @@ class ResBlock(nn.Module):
     def __init__(self, channels: int, kernel_size: int, dilations: Sequence[int]) -> None:
         super().__init__()
         self.convs1 = nn.ModuleList(
-            nn.Conv1d(channels, channels, kernel_size, dilation=d, padding=_same_padding(kernel_size, d)) for d in dilations
+            Conv(channels, channels, kernel_size, dilation=d, padding=_same_padding(kernel_size, d)) for d in dilations
         )
-        self.convs2 = nn.ModuleList(nn.Conv1d(channels, channels, kernel_size, padding=_same_padding(kernel_size)) for _ in dilations)
+        self.convs2 = nn.ModuleList(Conv(channels, channels, kernel_size, padding=_same_padding(kernel_size)) for _ in dilations)
         self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
 
@@ -100,9 +114,7 @@ class F0Predictor(nn.Module):
     def __init__(self, config: VocoderConfig) -> None:
         super().__init__()
         widths = [config.in_channels] + [config.f0_channels] * len(CONDNET_INDICES)
-        self.condnet = nn.ModuleDict(
-            {str(index): nn.Conv1d(widths[i], widths[i + 1], 3, padding=1) for i, index in enumerate(CONDNET_INDICES)}
-        )
+        self.condnet = nn.ModuleDict({str(index): Conv(widths[i], widths[i + 1], 3, padding=1) for i, index in enumerate(CONDNET_INDICES)})
         self.classifier = nn.Linear(config.f0_channels, 1)
 
     def forward(self, mel: Tensor, mask: Tensor | None) -> Tensor:
@@ -210,13 +222,13 @@ class HiFT(nn.Module):
         self.f0_predictor = F0Predictor(config)
         self.m_source = HarmonicSource(config)
         self.fourier = FourierFrames(config.istft_n_fft, config.istft_hop_len)
-        self.conv_pre = nn.Conv1d(config.in_channels, config.base_channels, 7, padding=3)
+        self.conv_pre = Conv(config.in_channels, config.base_channels, 7, padding=3)
         self.ups = nn.ModuleList(
             nn.ConvTranspose1d(config.base_channels // 2**i, channels[i], kernel, rate, padding=(kernel - rate) // 2)
             for i, (rate, kernel) in enumerate(zip(config.upsample_rates, config.upsample_kernel_sizes, strict=True))
         )
         self.source_downs = nn.ModuleList(
-            nn.Conv1d(spectrum, width, 1 if stride == 1 else 2 * stride, stride, padding=stride // 2 if stride > 1 else 0)
+            Conv(spectrum, width, 1 if stride == 1 else 2 * stride, stride, padding=stride // 2 if stride > 1 else 0)
             for width, stride in zip(channels, strides, strict=True)
         )
         self.source_resblocks = nn.ModuleList(
@@ -230,7 +242,7 @@ class HiFT(nn.Module):
             for width in channels
             for kernel, dilations in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
         )
-        self.conv_post = nn.Conv1d(channels[-1], spectrum, 7, padding=3)
+        self.conv_post = Conv(channels[-1], spectrum, 7, padding=3)
 
     def f0(self, mel: Tensor, masks: RowMasks | None = None) -> Tensor:
         """mel [B, 80, T] -> f0 [B, T] in Hz."""
@@ -248,10 +260,12 @@ class HiFT(nn.Module):
             x = up(_masked(F.leaky_relu(x, self.config.lrelu_slope), mask))
             if stage == len(self.ups) - 1:
                 x = torch.cat([x[:, :, 1:2], x], dim=2)  # one reflected position: there is one STFT frame more than hops
+            if x.device.type == "cpu":
+                x = channels_last(x)
             mask = masks.stages[stage] if masks else None
             x = x + self.source_resblocks[stage](self.source_downs[stage](spectrum), mask)
             blocks = self.resblocks[stage * num_kernels : (stage + 1) * num_kernels]
-            x = torch.stack([block(x, mask) for block in blocks]).mean(0)
+            x = reduce(torch.add, [block(x, mask) for block in blocks]) / num_kernels
         x = self.conv_post(_masked(F.leaky_relu(x, LAST_LEAKY_SLOPE), mask))
         bins = self.config.istft_n_fft // 2 + 1
         magnitude = _masked(x[:, :bins].exp().clamp(max=MAX_MAGNITUDE), mask)

@@ -15,7 +15,7 @@ from torch import Tensor
 from bistream.checkpoints.config import VocoderConfig
 from bistream.checkpoints.reader import check_state_dict, find_file, load_state_dict
 from bistream.errors import CheckpointError
-from bistream.mel2wav.hift import CONDNET_INDICES, HiFT, source_strides, stage_channels
+from bistream.mel2wav.hift import CONDNET_INDICES, Conv, HiFT, channels_last, source_strides, stage_channels
 
 FILE_NAME = "hift.pt"
 _PREFIX = "generator."
@@ -103,4 +103,9 @@ def load_hift(model_dir: str | Path, config: VocoderConfig, device: torch.device
     check_state_dict(FILE_NAME, state, expected_shapes(config))
     network = HiFT(config)
     network.load_state_dict(fold_weight_norm(state))
-    return network.eval().requires_grad_(False).to(device)
+    network.eval().requires_grad_(False).to(device)
+    if device.type == "cpu":
+        for module in network.modules():
+            if isinstance(module, Conv):
+                module.weight.data = channels_last(module.weight)
+    return network

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bistream.mel2wav.fourier import FourierFrames
-from bistream.mel2wav.hift import HiFT, RowMasks, SourceStart
+from bistream.mel2wav.hift import Conv, HiFT, RowMasks, SourceStart, channels_last
 from bistream.mel2wav.weights import load_hift
 from tests.formats import SAMPLES_PER_MEL_FRAME
 from tests.unit.mel2wav import tiny
@@ -58,6 +58,19 @@ def test_a_padded_row_equals_the_row_alone(hift: HiFT, lengths: list[int]) -> No
         alone = hift.decode(mels[row][None], sources[row][None], torch.tensor([length]))
         torch.testing.assert_close(f0[row, :length], hift.f0(mels[row][None])[0], atol=1e-3, rtol=0)
         torch.testing.assert_close(audio[row, : length * SAMPLES_PER_MEL_FRAME], alone[0], atol=1e-4, rtol=0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.tuples(*(st.integers(least, most) for least, most in ((1, 3), (2, 20), (3, 11), (1, 5), (1, 3), (51, 700)))))
+def test_the_order_in_memory_stays_and_changes_no_sum(sizes: tuple[int, ...]) -> None:
+    rows, channels, kernel, dilation, stride, length = sizes
+    conv = Conv(channels, channels + 1, kernel, stride=stride, dilation=dilation, padding=kernel // 2).requires_grad_(False)
+    x = torch.randn(rows, channels, length)
+    expected = torch.nn.functional.conv1d(x, conv.weight, conv.bias, stride, kernel // 2, dilation)
+    conv.weight.data = channels_last(conv.weight)
+    found = conv(channels_last(x))
+    assert found.stride(1) == 1  # else every operation after it would change the order again
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def start_of(phase: Tensor, frames: int, *, starts: bool) -> SourceStart:
