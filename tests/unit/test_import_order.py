@@ -48,7 +48,15 @@ DOORS = {"grpc_call", "grpc_server", "grpc_questions", "http_api", "http_json", 
 @cache
 def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
     """Of a file, wherever they stand."""
-    return [node for node in ast.walk(syntax(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [node for node in statements(syntax(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Those inside, to any depth; expressions, which hold most of a syntax tree, are not looked at."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+            yield from statements(child)
 
 
 def imported_names(path: Path) -> Iterator[tuple[str, int]]:
