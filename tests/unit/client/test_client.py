@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from bistream.client.client import BistreamClient, infer_input
+from bistream.client.client import BistreamClient
 from bistream.client.exchange import Heard
 from bistream.client.server_errors import NotServedError
+from bistream.client.translation import infer_input
 from bistream.client.word_times import WordTime, word_times
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError
