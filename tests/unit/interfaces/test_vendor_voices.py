@@ -53,7 +53,7 @@ def server() -> Iterator[ReadyServer]:
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def front(server: ReadyServer) -> Iterator[Running]:
     with running(server.address, voices=VoiceStore()) as made:
         yield made
@@ -171,20 +171,16 @@ def test_cartesia_tells_of_one_voice_clones_and_deletes(server: ReadyServer, fro
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_the_voices_of_the_vendors_examples_are_the_default_voice(front: Running) -> None:
+    names = (
         "JBFqnCBsd6RMkjVDRZzb",
         "e07c00bc-4134-4eae-9ea4-1a55fb45746b",
         "aura-2-thalia-en",
         "flux-alexis-en",
         "longxiaochun_v2",
-        "alloy",
         "marin",
-    ],
-)
-def test_the_voices_of_the_vendors_examples_are_the_default_voice(server: ReadyServer, front: Running, name: str) -> None:
-    assert front.service.voices.find(name, None).name == "nora"
+    )
+    assert {front.service.voices.find(name, None).name for name in names} == {"nora"}
 
 
 @pytest.mark.parametrize(
@@ -234,8 +230,8 @@ def test_a_preset_speaks_under_its_name_on_every_socket(server: ReadyServer, fro
     assert server.received[before].inputs["speaker_id"] == b"felix"
 
 
-@pytest.mark.parametrize("path", ["/v1/voices", "/v2/voices", "/v1/voices/nora", "/v1/user", "/v1/models", "/voices", "/voices/nora"])
-def test_with_keys_nothing_is_told_without_one(server: ReadyServer, path: str) -> None:
+def test_with_keys_nothing_is_told_without_one(server: ReadyServer) -> None:
     with running(server.address, voices=VoiceStore(), keys=Keys({"secret-of-ann": "ann"})) as front:
-        assert ask(front, "GET", path)[0] == 401
-        assert ask(front, "GET", path, headers={"xi-api-key": "secret-of-ann"})[0] == 200
+        for path in ("/v1/voices", "/v2/voices", "/v1/voices/nora", "/v1/user", "/v1/models", "/voices", "/voices/nora"):
+            assert ask(front, "GET", path)[0] == 401, path
+            assert ask(front, "GET", path, headers={"xi-api-key": "secret-of-ann"})[0] == 200, path
