@@ -213,9 +213,9 @@ def test_only_model_code_knows_the_python_backend() -> None:
 def test_importing_loads_no_heavy_library() -> None:
     """One process imports all of it; what a module loads is in the line of that module."""
     light = (
-        *("bistream", "bistream.contract.fields", "bistream.sessions.ports", "bistream.sessions.orchestrator", "bistream.triton.model"),
-        *("bistream.transport.sibling_ports", "bistream.keeper.server_process", "bistream.keeper.gpu_sharing"),
-        *("gateway.options", "interfaces.options"),
+        *("bistream", "bistream.contract.codec", "bistream.config", "bistream.checkpoints.reader", "bistream.sessions.ports"),
+        *("bistream.sessions.orchestrator", "bistream.triton.model", "bistream.transport.sibling_ports"),
+        *("bistream.keeper.server_process", "bistream.keeper.gpu_sharing", "gateway.options", "interfaces.options"),
     )
     heavy: dict[str, tuple[str, ...]] = {name: ("torch", "tritonclient", "onnxruntime", "transformers") for name in light}
     heavy |= dict.fromkeys(("gateway.__main__", "interfaces.__main__"), ("torch", "onnxruntime", "transformers"))
