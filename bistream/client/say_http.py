@@ -69,11 +69,6 @@ def synthesize(server: str, model_name: str, body: bytes, timeout_s: float, secu
         raise no_answer(server, "its answer has no waveform") from None
 
 
-def sample_rate(server: str, model_name: str, timeout_s: float, security: ClientSecurity = INSECURE) -> int:
-    """Of the server's audio. Raises as ``synthesize`` does, and ``ValueError``."""
-    return sample_rate_of(parameters_of(HttpInquiry(server, security, timeout_s).config(model_name)))
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Speak a text through the server's HTTP port and write a WAV file.")
     text = parser.add_mutually_exclusive_group(required=True)
@@ -103,7 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         waveform = synthesize(options.server, options.model_name, body, options.timeout, security)
         with WavWriter(options.output) as wav:
-            wav.sample_rate = sample_rate(options.server, options.model_name, options.timeout, security)
+            config = HttpInquiry(options.server, security, options.timeout).config(options.model_name)
+            wav.sample_rate = sample_rate_of(parameters_of(config))
             wav.write(waveform)
     except BistreamError as error:
         return fail(refusal(error), EXIT_SERVER)
