@@ -43,10 +43,3 @@ def test_a_start_without_room_is_refused_before_anything_is_computed(house: Hous
     house.clock.now += 1.0
     assert_whole(house.send(start_request(session_id="other")), "Hello world.")
     assert [hop.expected_speech_s for hop in token2wav.hops if hop.prompt is not None] == [LEAST_RESERVED_S] * 2
-
-
-def test_all_places_taken_says_when_to_come_again(house: House) -> None:
-    for index in range(CONFIG.max_sessions):
-        house.send(start_request(session_id=str(index), is_end=False))
-    error = house.refused(start_request(session_id="other"))
-    assert isinstance(error, BusyError) and error.retry_after_s is not None
