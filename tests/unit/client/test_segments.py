@@ -56,13 +56,10 @@ def test_every_flush_is_told_once_behind_its_text(steps: list[str]) -> None:
     assert told == "".join("|" if step == "FLUSH" else step for step in steps if step not in ("PAUSE", "SPOKEN"))
 
 
-@given(
-    pieces=st.lists(st.text(st.sampled_from("ab .,!?\n。，你"), min_size=1, max_size=30), max_size=12), limit=st.integers(1, 40)
-)  # fmt: skip
-def test_a_long_text_is_divided_into_sessions_that_servers_take(pieces: list[str], limit: int) -> None:
+def sessions(pieces: list[str], limit: int) -> list[str]:
+    """The texts of sessions that take so many characters at most."""
     segments: Segments[Any] = Segments()
-    for piece in pieces:
-        left = piece
+    for left in pieces:
         while left:
             room = room_in("" if segments.open is None else segments.open.text, left, limit)
             assert 0 <= room <= len(left) and (room or segments.open is not None), "no session without text"
@@ -71,7 +68,12 @@ def test_a_long_text_is_divided_into_sessions_that_servers_take(pieces: list[str
             left = left[room:]
             if left:
                 segments.end()
-    texts = [segment.text for segment in segments]
+    return [segment.text for segment in segments]
+
+
+@given(pieces=st.lists(st.text(st.sampled_from("ab .,!?\n。，你"), min_size=1, max_size=30), max_size=12), limit=st.integers(1, 40))
+def test_a_long_text_is_divided_into_sessions_that_servers_take(pieces: list[str], limit: int) -> None:
+    texts = sessions(pieces, limit)
     assert "".join(texts) == "".join(pieces) and all(0 < len(text) <= limit for text in texts)
     assert all(len(text) >= 3 * limit // 4 for text in texts[:-1])
 
@@ -79,17 +81,8 @@ def test_a_long_text_is_divided_into_sessions_that_servers_take(pieces: list[str
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_a_session_ends_at_the_end_of_a_sentence(size: int) -> None:
     text = "One two three. " * 10
-    segments: Segments[Any] = Segments()
-    for begin in range(0, len(text), size):
-        left = text[begin : begin + size]
-        while left:
-            room = room_in("" if segments.open is None else segments.open.text, left, 50)
-            if room:
-                segments.add(left[:room])
-            left = left[room:]
-            if left:
-                segments.end()
-    assert [segment.text for segment in segments] == ["One two three. " * 3] * 3 + ["One two three. "]
+    pieces = [text[begin : begin + size] for begin in range(0, len(text), size)]
+    assert sessions(pieces, 50) == ["One two three. " * 3] * 3 + ["One two three. "]
 
 
 def test_a_segment_is_spoken_from_its_first_word_on() -> None:

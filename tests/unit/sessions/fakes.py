@@ -209,6 +209,11 @@ class FakeToken2Wav:
         self.cancel_opens_gates = False
         self.load: LoadReport | None = None
 
+    def hold(self, hop: int = 0) -> tuple[threading.Event, threading.Event]:
+        """Of a hop: its answer waits for the first event, and the second is set when it is asked for."""
+        self.gates[hop], self.reached[hop] = threading.Event(), threading.Event()
+        return self.gates[hop], self.reached[hop]
+
     async def hop(self, hop: Token2WavHop) -> FloatArray:
         if hop.prompt is None and not hop.token_ids and not hop.finalize:
             self.renewals.put(hop)

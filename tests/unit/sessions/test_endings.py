@@ -38,8 +38,7 @@ def test_of_many_sessions_each_is_asked_for_in_turn(house: House) -> None:
 
 @pytest.mark.parametrize("hop", [0, 3])
 def test_cancel_while_a_hop_is_computed(house: House, hop: int) -> None:
-    gate = house.models.token2wav.gates[hop] = threading.Event()
-    reached = house.models.token2wav.reached[hop] = threading.Event()
+    gate, reached = house.models.token2wav.hold(hop)
     sender = house.send(start_request("Hello world. " * 7))
     assert reached.wait(WAIT_S)
     assert house.send(cancel_request()).endings == [None]
@@ -51,8 +50,7 @@ def test_cancel_while_a_hop_is_computed(house: House, hop: int) -> None:
 
 def test_the_answer_to_a_cancel_says_what_was_heard(house: House) -> None:
     text = "Hello world. " * 7
-    gate = house.models.token2wav.gates[3] = threading.Event()
-    reached = house.models.token2wav.reached[3] = threading.Event()
+    gate, reached = house.models.token2wav.hold(3)
     sender = house.send(start_request(text, is_end=False))
     assert reached.wait(WAIT_S)
     sent = len(sender.waveform) / SAMPLE_RATE
@@ -227,10 +225,9 @@ def test_sessions_that_need_a_failed_model_are_told_at_once(house: House, model:
 
 def test_a_session_whose_call_never_returns_is_told_all_the_same(house: House) -> None:
     """A call into a dead process is never answered."""
-    gate = house.models.token2wav.gates[0] = threading.Event()
-    house.models.token2wav.reached[0] = threading.Event()
+    gate, reached = house.models.token2wav.hold()
     sender = house.send(start_request("Hello world."))
-    assert house.models.token2wav.reached[0].wait(WAIT_S)
+    assert reached.wait(WAIT_S)
     house.orchestrator.fail("token2wav", WAIT_S)
     assert isinstance(sender.endings[0], EngineError) and house.orchestrator.open_sessions == 1
     gate.set()
@@ -239,10 +236,9 @@ def test_a_session_whose_call_never_returns_is_told_all_the_same(house: House) -
 
 
 def test_a_session_with_all_its_tokens_outlives_the_language_model(house: House) -> None:
-    gate = house.models.token2wav.gates[0] = threading.Event()
-    house.models.token2wav.reached[0] = threading.Event()
+    gate, reached = house.models.token2wav.hold()
     sender = house.send(start_request("Hello world."))
-    assert house.models.token2wav.reached[0].wait(WAIT_S)
+    assert reached.wait(WAIT_S)
     session = house.run().session
     house.wait_until(lambda: session.finish_reason is not None, "tokens are missing")
     failure = begin(house, house.orchestrator.fail, "llm_bistream", WAIT_S)

@@ -16,12 +16,12 @@ from tests.unit.sessions.house import House, assert_whole
 
 @pytest.mark.parametrize("model", ["language model", "token2wav"])
 def test_a_model_that_never_answers_ends_its_session(house: House, model: str) -> None:
-    models, gate = house.models, threading.Event()
+    models = house.models
     if model == "token2wav":
-        models.token2wav.gates[0], asked = gate, threading.Event()
-        models.token2wav.reached[0] = asked
+        gate, asked = models.token2wav.hold()
     else:
-        models.language_model.holds_start, asked = gate, models.language_model.start_sent
+        gate, asked = threading.Event(), models.language_model.start_sent
+        models.language_model.holds_start = gate
     sender = house.send(start_request("Hello world."))
     assert asked.wait(WAIT_S)
     house.clock.now += ANSWER_TIMEOUT_S - 1.0
@@ -120,7 +120,7 @@ def test_a_language_model_that_gives_up_is_an_error(house: House, reason: Finish
 
 def test_a_session_cut_by_the_length_limit_is_spoken_to_its_end_and_takes_no_more_text(house: House) -> None:
     house.models.language_model.ends_with = FinishReason.LENGTH
-    gate = house.models.token2wav.gates[0] = threading.Event()
+    gate, _ = house.models.token2wav.hold()
     sender = house.send(start_request("Hello ", is_end=False))
     session = house.run().session
     assert house.models.language_model.start_arrived.wait(WAIT_S)

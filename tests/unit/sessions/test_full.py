@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 
 import pytest
@@ -28,16 +27,17 @@ from tests.unit.sessions.house import CONFIG, House, assert_whole
 def test_a_start_without_room_is_refused_before_anything_is_computed(house: House, report: LoadReport, reason: str) -> None:
     """Beside a session whose first hop is being computed."""
     token2wav = house.models.token2wav
-    token2wav.load, token2wav.gates[0], token2wav.reached[0] = report, threading.Event(), threading.Event()
+    token2wav.load = report
+    gate, reached = token2wav.hold()
     speaking = house.send(start_request())
-    assert token2wav.reached[0].wait(WAIT_S)
+    assert reached.wait(WAIT_S)
     error = house.refused(start_request("And another", session_id="other", is_end=False))
     assert isinstance(error, BusyError) and reason in error.sentence and error.retry_after_s is not None and error.retry_after_s > 0
     read = parse_error(format_error(error))
     assert isinstance(read, BusyError) and (read.retry_after_s, read.session_id) == (error.retry_after_s, "other")
     assert len(house.models.language_model.starts) == house.models.voice.calls == 1
     assert sample(house.recorder, "load") == 2.5 / 1.5 and sample(house.recorder, "requests_refused_total", code="BUSY") == 1
-    token2wav.gates[0].set()
+    gate.set()
     assert_whole(speaking, "Hello world.")
     house.wait_empty()
     house.clock.now += 1.0
