@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import os
+import struct
 import sys
 import wave
 from abc import ABC, abstractmethod
@@ -138,7 +138,7 @@ class WavWriter(AudioWriter):
                 return
             self._file = open(self._path, "wb")
             self._wave = wave.open(self._file, "wb")
-            _describe(self._wave, self.sample_rate)
+            self._wave.setparams((1, 2, self.sample_rate, 0, "NONE", ""))
         self._wave.writeframes(pcm16(waveform))  # corrects the sizes in the header
         self._file.flush()
 
@@ -219,17 +219,8 @@ def _comment(text: str) -> bytes:
 _COMMENT = _comment(SYNTHETIC)
 
 
-def _describe(target: wave.Wave_write, sample_rate: int) -> None:
-    target.setnchannels(1)
-    target.setsampwidth(2)
-    target.setframerate(sample_rate)
-
-
 def _header_of_unknown_length(sample_rate: int) -> bytes:
     """Players read to the end of the stream where both sizes, four bytes each, are the largest number."""
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as header:
-        _describe(header, sample_rate)
-    data = bytearray(buffer.getvalue())
-    data[4:8] = data[-4:] = b"\xff\xff\xff\xff"
-    return bytes(data)
+    unknown = b"\xff\xff\xff\xff"
+    kind = struct.pack("<IHHIIHH", 16, 1, 1, sample_rate, 2 * sample_rate, 2, 16)  # PCM, mono, 16 bit
+    return b"RIFF" + unknown + b"WAVEfmt " + kind + b"data" + unknown

@@ -31,7 +31,7 @@ from bistream.client.opening import SessionStarts, later_piece
 from bistream.client.translation import infer_input, stream_error
 from bistream.contract.audio import sample_rate_of
 from bistream.contract.fields import COSYVOICE2_BISTREAM
-from bistream.errors import BistreamError, CancelledError
+from bistream.errors import CancelledError
 
 _CLOSED = "The connection was closed."
 _STREAM_FAILED = "no longer in valid state"  # in the words of tritonclient
@@ -247,6 +247,3 @@ class ClientSession:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-__all__ = ["BistreamClient", "BistreamError", "Chunk", "ClientSession", "infer_input"]

@@ -120,27 +120,33 @@ class HttpInquiry:
     def statistics(self, model: str) -> dict[str, Any]:
         return self._json(f"/v2/models/{model}/stats")
 
+    def infer(self, model: str, body: bytes) -> dict[str, Any]:
+        """A call of a model. body: JSON."""
+        return self._json(f"/v2/models/{model}/infer?request_id=0", body)
+
     def _status(self, path: str) -> bool:
         try:
-            self._get(path)
+            self._call(path)
         except urllib.error.HTTPError:
             return False
         return True
 
-    def _json(self, path: str) -> dict[str, Any]:
+    def _json(self, path: str, body: bytes | None = None) -> dict[str, Any]:
         try:
-            return dict(json.loads(self._get(path)))
+            return dict(json.loads(self._call(path, body)))
         except urllib.error.HTTPError as error:
             raise server_error(_message(error)) from None
+        except (ValueError, TypeError):
+            raise no_answer(self._base, "its answer is no JSON object") from None
 
-    def _get(self, path: str) -> bytes:
-        request = urllib.request.Request(self._base + path)
+    def _call(self, path: str, body: bytes | None = None) -> bytes:
+        request = urllib.request.Request(self._base + path, data=body, headers={"Content-Type": "application/json"})
         for name, value in self._security.headers().items():
-            request.add_unredirected_header(name, value)
+            request.add_unredirected_header(name, value)  # another host must not get the key
         try:
             with urllib.request.urlopen(request, timeout=self._timeout_s, context=self._security.tls_context()) as response:
-                body: bytes = response.read()
-                return body
+                answer: bytes = response.read()
+                return answer
         except urllib.error.HTTPError:
             raise
         except (OSError, http.client.HTTPException) as error:

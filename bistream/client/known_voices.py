@@ -23,8 +23,7 @@ def _is_older_server(error: BaseException) -> bool:
 class KnownVoices:
     """``hash in known``: worth trying. Bounded; the hash that was used least recently goes first."""
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
-        self._capacity = capacity
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._refusals: OrderedDict[str, int] = OrderedDict()  # in a row
         self._known: set[str] = set()
@@ -40,7 +39,7 @@ class KnownVoices:
             refusals = self._refusals.pop(digest, 0)
             self._refusals[digest] = 0 if was_hash else refusals
             self._known.add(digest)
-            if len(self._refusals) > self._capacity:
+            if len(self._refusals) > CAPACITY:
                 self._known.discard(self._refusals.popitem(last=False)[0])
 
     def refused(self, digest: str, error: BaseException) -> None:

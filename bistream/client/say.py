@@ -73,7 +73,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add_options(parser, (*LABELS, *GENERATION_OPTIONS, "speed"))
     options = parser.parse_args(arguments)
     options.text = options.words if options.text is None else options.text
-    _check_usage(parser, options)
+    if options.text_rate is not None and (options.text is None or options.text_rate <= 0):
+        parser.error("--text-rate needs --text and a number above 0")
+    check_session(parser, options)
     options.security = security_of(parser, options)
     return options
 
@@ -91,12 +93,6 @@ def add_session_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a summary as one JSON line on the standard output")
     parser.add_argument("--quiet", action="store_true", help="show no progress on a terminal")
     add_security_arguments(parser)
-
-
-def _check_usage(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    if options.text_rate is not None and (options.text is None or options.text_rate <= 0):
-        parser.error("--text-rate needs --text and a number above 0")
-    check_session(parser, options)
 
 
 def check_session(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

@@ -9,11 +9,8 @@ Exit codes: 0 spoken, 1 the server refused or failed, 2 wrong usage, 3 no connec
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import sys
-import urllib.error
-import urllib.request
 from typing import Any
 
 import numpy as np
@@ -24,7 +21,7 @@ from bistream.client.connection import INSECURE, ClientSecurity, add_security_ar
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
 from bistream.client.inquiry import HttpInquiry, parameters_of
 from bistream.client.opening import START_ARGUMENTS
-from bistream.client.server_errors import WrongCallError, server_error
+from bistream.client.server_errors import WrongCallError
 from bistream.client.translation import no_answer
 from bistream.client.voice_options import GENERATION_OPTIONS, LABELS, add_cross_lingual, add_options, check_voice, given_inputs, refusal
 from bistream.contract.audio import sample_rate_of
@@ -61,41 +58,15 @@ def _input(field: Field, value: Any) -> dict[str, Any]:
 
 def synthesize(server: str, model_name: str, body: bytes, timeout_s: float, security: ClientSecurity = INSECURE) -> NDArray[np.float32]:
     """float32 [N]. Raises ``BistreamError`` and ``ConnectionError``."""
-    base = server if "://" in server else f"{'https' if security.tls else 'http'}://{server}"
-    request = urllib.request.Request(
-        f"{base}/v2/models/{model_name}/infer?request_id=0", data=body, headers={"Content-Type": "application/json"}, method="POST"
-    )
-    for name, value in security.headers().items():
-        request.add_unredirected_header(name, value)  # another host must not get the key
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s, context=security.tls_context()) as response:
-            answer = json.load(response)
-    except urllib.error.HTTPError as error:
-        raise _refusal(error) from None
-    except (OSError, ValueError, http.client.HTTPException) as error:  # URLError and timeouts are OSError; HTTPException: a cut answer
-        reason = getattr(error, "reason", error)
-        raise no_answer(base, str(reason)) from None
+        answer = HttpInquiry(server, security, timeout_s).infer(model_name, body)
+    except WrongCallError:  # the server's words are about calls, of which this client has only one
+        raise WrongCallError("The model streams on this server; use `bistream say`, or serve it with `bash run.sh 2 3 offline`.") from None
     try:
         outputs = {output["name"]: output["data"] for output in answer["outputs"]}
         return np.asarray(outputs["waveform"], dtype=np.float32).reshape(-1)
     except (KeyError, TypeError, ValueError):
-        raise no_answer(base, "its answer has no waveform") from None
-
-
-def sample_rate(server: str, model_name: str, timeout_s: float, security: ClientSecurity = INSECURE) -> int:
-    """Of the server's audio. Raises as ``synthesize`` does, and ``ValueError``."""
-    return sample_rate_of(parameters_of(HttpInquiry(server, security, timeout_s).config(model_name)))
-
-
-def _refusal(error: urllib.error.HTTPError) -> BistreamError:
-    try:
-        message = str(json.loads(error.read())["error"])
-    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
-        message = f"The server answered with status {error.code}."
-    found = server_error(message)
-    if isinstance(found, WrongCallError):  # the server's words are about calls, of which this client has only one
-        return WrongCallError("The model streams on this server; use `bistream say`, or serve it with `bash run.sh 2 3 offline`.")
-    return found
+        raise no_answer(server, "its answer has no waveform") from None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -127,7 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         waveform = synthesize(options.server, options.model_name, body, options.timeout, security)
         with WavWriter(options.output) as wav:
-            wav.sample_rate = sample_rate(options.server, options.model_name, options.timeout, security)
+            config = HttpInquiry(options.server, security, options.timeout).config(options.model_name)
+            wav.sample_rate = sample_rate_of(parameters_of(config))
             wav.write(waveform)
     except BistreamError as error:
         return fail(refusal(error), EXIT_SERVER)

@@ -10,13 +10,25 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from bistream.client.proxy_errors import proxy_sentence
 from bistream.client.server_errors import HAS_CODE, server_error
 from bistream.contract.codec import to_array, to_bytes
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 
 _DISTRUST = re.compile(r"CERTIFICATE_VERIFY_FAILED: (?P<why>[^:]+)|Hostname Verification Check failed")  # in gRPC's reasons
 _FIELDS = COSYVOICE2_BISTREAM.by_name
+# What a proxy before the servers makes of a lost one, in the details of a status (Envoy 1.40, grpcio 1.85), and what that means. The first
+# match counts. Set up by ``deploy/envoy/envoy.yaml`` it answers with a code and a sentence itself, until an answer has been passed on.
+_OF_PROXY = (
+    (r"no healthy upstream", "No server behind {address} takes sessions at the moment; try again in a few seconds."),
+    (
+        r"upstream request timeout|stream timeout|response timeout",
+        "The proxy at {address} has ended the session after its own time limit; switch off its route time-out (deploy/envoy).",
+    ),
+    (
+        r"RST_STREAM|upstream connect error|reset reason|connection termination",
+        "The server that spoke this session was lost behind {address}; start the session again.",
+    ),
+)
 
 
 def infer_input(name: str, value: Any) -> triton.InferInput:
@@ -59,12 +71,11 @@ def raw_input(name: str, value: Any) -> tuple[tuple[int, ...], bytes]:
 def stream_error(error: InferenceServerException, address: str) -> BaseException:
     """A gRPC status means that the stream is gone, for a reason that the server may have given; else it is an error of one request."""
     message = error.message() or "The server gave no reason."
-    if error.status() is None:
+    if error.status() is None or HAS_CODE.match(message):
         return server_error(message)
-    if HAS_CODE.match(message):
-        return server_error(message)
-    if (sentence := proxy_sentence(message, address)) is not None:
-        return ConnectionError(sentence)
+    for pattern, sentence in _OF_PROXY:
+        if re.search(pattern, message):
+            return ConnectionError(sentence.format(address=address))
     return no_answer(address, message)
 
 

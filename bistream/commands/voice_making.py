@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import decoders
 
-from bistream.checkpoints.files import family_of
 from bistream.checkpoints.model_card import read_model_card
-from bistream.checkpoints.reader import find_file, read_config
+from bistream.checkpoints.reader import read_config
 from bistream.client import audio
 from bistream.commands.recording_advice import advice
 from bistream.commands.waiting import Waiting
@@ -99,18 +96,9 @@ def read_recording(path: Path) -> FloatArray:
     return recording.samples
 
 
-def text_decoder(model_dir: Path) -> Callable[[Sequence[int]], str]:
-    """Text ids to text, with the tokenizer of the model directory."""
-    vocabulary = find_file(model_dir, f"{family_of(model_dir).text_directory}/vocab.json")
-    symbols: dict[str, int] = json.loads(vocabulary.read_text(encoding="utf-8"))
-    by_id = {index: symbol for symbol, index in (symbols | TextTokenizer.from_model_dir(model_dir).special_tokens).items()}
-    byte_level = decoders.ByteLevel()
-    return lambda ids: str(byte_level.decode([by_id[index] for index in ids]))
-
-
 def add_speakers(model_dir: Path, registry: VoiceRegistry, path: Path, renamed: dict[str, str]) -> list[str]:
     """Register every speaker of a ``spk2info.pt``. Returns the ids. Raises ``BistreamError``."""
-    voices, flow = read_spk2info(path, text_decoder(model_dir)), read_config(model_dir).flow
+    voices, flow = read_spk2info(path, TextTokenizer.from_model_dir(model_dir).decode), read_config(model_dir).flow
     for name in renamed:
         if name not in voices:
             raise InvalidInputError(f"{path.name} has no speaker {name!r}; it has {', '.join(map(repr, voices))}.")

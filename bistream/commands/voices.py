@@ -73,8 +73,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    if options.verb == "list" and options.server is None and options.voices_dir is None:
-        parser.error("give --voices-dir or --server")
     if options.verb != "add":
         return
     recording, labels = (options.reference_audio, options.reference_text), (options.gender, options.pitch, options.speaking_rate)

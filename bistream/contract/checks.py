@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 from bistream.errors import InvalidInputError
 
@@ -33,10 +34,6 @@ _SPEAKABLE = re.compile(r"[^\W_]")
 def check_session_id(session_id: str, name: str = "session_id") -> None:
     if SESSION_ID_PATTERN.match(session_id) is None:
         raise InvalidInputError(f"{name} must be 1 to 128 of the characters A-Z a-z 0-9 _ . : and -; choose another.")
-
-
-def check_continues(session_id: str) -> None:
-    check_session_id(session_id, "continues")
 
 
 def check_session_secret(secret: object) -> None:
@@ -85,30 +82,17 @@ def check_speed(speed: float) -> None:
         raise InvalidInputError(f"speed is {speed:g}; set it between {MIN_SPEED:g} and {MAX_SPEED:g}.")
 
 
-def check_gender(word: str) -> None:
-    _check_word("gender", word, GENDERS)
+def one_of(name: str, known: tuple[str, ...]) -> Callable[[str], None]:
+    """The rule of a field that takes one of a few words."""
+
+    def check(word: str) -> None:
+        if word not in known:
+            raise InvalidInputError(f"{name} must be one of {', '.join(known)}; correct it.")
+
+    return check
 
 
-def check_pitch(word: str) -> None:
-    _check_word("pitch", word, LEVELS)
-
-
-def check_speaking_rate(word: str) -> None:
-    _check_word("speaking_rate", word, LEVELS)
-
-
-def _check_word(name: str, word: str, known: tuple[str, ...]) -> None:
-    if word not in known:
-        raise InvalidInputError(f"{name} must be one of {', '.join(known)}; correct it.")
-
-
-def check_text_normalization(value: str) -> None:
-    if value not in TEXT_NORMALIZATIONS:
-        raise InvalidInputError(f"text_normalization must be one of {', '.join(TEXT_NORMALIZATIONS)}; correct it.")
-
-
-def check_text_type(word: str) -> None:
-    _check_word("text_type", word, TEXT_TYPES)
+check_text_normalization = one_of("text_normalization", TEXT_NORMALIZATIONS)
 
 
 def is_instruction(text: str | None) -> bool:

@@ -18,9 +18,6 @@ class EndedSessions:
         self._capacity = capacity
         self._ends: OrderedDict[Hashable, BistreamError | None] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._ends)
-
     def add(self, key: Hashable, end: BistreamError | None) -> None:
         """end: the error that the session ended with, ``None`` where it finished. The oldest entry goes when there are too many."""
         self._ends.pop(key, None)

@@ -10,7 +10,7 @@ In ``config.pbtxt`` the shapes of a batched model's inputs lack the first axis.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -113,7 +113,7 @@ INPUTS = (
         "BYTES",
         (*_BOTH, _LM),
         "with the start: `female` or `male`, to have a voice made of labels in place of a reference; of families that do so",
-        check=checks.check_gender,
+        check=checks.one_of("gender", checks.GENDERS),
         is_start_only=True,
     ),
     Field(
@@ -121,7 +121,7 @@ INPUTS = (
         "BYTES",
         (*_BOTH, _LM),
         "with `gender`: `very_low`, `low`, `moderate` (the default), `high`, `very_high`",
-        check=checks.check_pitch,
+        check=checks.one_of("pitch", checks.LEVELS),
         is_start_only=True,
     ),
     Field(
@@ -129,7 +129,7 @@ INPUTS = (
         "BYTES",
         (*_BOTH, _LM),
         "with `gender`: how fast the voice speaks by nature, in the words of `pitch`",
-        check=checks.check_speaking_rate,
+        check=checks.one_of("speaking_rate", checks.LEVELS),
         is_start_only=True,
     ),
     # The language model's part of a request, ``types.GenerationOptions``, which nothing in between looks at one by one.
@@ -173,7 +173,7 @@ INPUTS = (
         "BYTES",
         (*_BOTH, _LM),
         "with the start: `text` (the default) or `ssml`, whose [elements](#ssml) are not spoken",
-        check=checks.check_text_type,
+        check=checks.one_of("text_type", checks.TEXT_TYPES),
         is_start_only=True,
     ),
     Field(
@@ -189,7 +189,7 @@ INPUTS = (
         "BYTES",
         (_FRONT, _LM),
         "with the start: the `session_id` of an earlier session of this caller, whose [melody goes on](#the-melody-goes-on)",
-        check=checks.check_continues,
+        check=partial(checks.check_session_id, name="continues"),
         is_start_only=True,
     ),
     Field(

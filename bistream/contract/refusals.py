@@ -49,37 +49,37 @@ def session_exists(session_id: str | None = None) -> SessionExistsError:
     return SessionExistsError("A live session has this id; choose another, or append with is_start false.", session_id)
 
 
-def unknown_voice(session_id: str | None = None) -> UnknownVoiceError:
+def unknown_voice() -> UnknownVoiceError:
     return UnknownVoiceError(
-        "The server does not have the voice of this reference_hash, or no longer; send reference_wav with reference_text.", session_id
+        "The server does not have the voice of this reference_hash, or no longer; send reference_wav with reference_text."
     )
 
 
-def takes_no_labels(session_id: str | None = None) -> InvalidInputError:
-    return InvalidInputError("This checkpoint makes no voices of labels; leave out gender, pitch and speaking_rate.", session_id)
+def takes_no_labels() -> InvalidInputError:
+    return InvalidInputError("This checkpoint makes no voices of labels; leave out gender, pitch and speaking_rate.")
 
 
-def has_no_speed(session_id: str | None = None) -> InvalidInputError:
-    return InvalidInputError("This model has no speed; leave it out, or set it to 1.", session_id)
+def has_no_speed() -> InvalidInputError:
+    return InvalidInputError("This model has no speed; leave it out, or set it to 1.")
 
 
-def hash_differs(session_id: str | None = None) -> InvalidInputError:
-    return InvalidInputError("reference_hash does not fit reference_wav and reference_text; correct it, or leave it out.", session_id)
+def hash_differs() -> InvalidInputError:
+    return InvalidInputError("reference_hash does not fit reference_wav and reference_text; correct it, or leave it out.")
 
 
 def sessions_taken(max_sessions: int, session_id: str | None = None, retry_after_s: float | None = None) -> BusyError:
     return _busy(f"All {max_sessions} sessions are taken", retry_after_s, session_id)
 
 
-def server_full(retry_after_s: float, session_id: str | None = None) -> BusyError:
-    return _busy("The server is at capacity", retry_after_s, session_id)
+def server_full(retry_after_s: float) -> BusyError:
+    return _busy("The server is at capacity", retry_after_s)
 
 
-def flow_state_taken(retry_after_s: float, session_id: str | None = None) -> BusyError:
-    return _busy("The flow state is reserved for other sessions", retry_after_s, session_id)
+def flow_state_taken(retry_after_s: float) -> BusyError:
+    return _busy("The flow state is reserved for other sessions", retry_after_s)
 
 
-def _busy(why: str, retry_after_s: float | None, session_id: str | None) -> BusyError:
+def _busy(why: str, retry_after_s: float | None, session_id: str | None = None) -> BusyError:
     """To the tenth of a second, as on the wire."""
     seconds = None if retry_after_s is None else round(retry_after_s, 1)
     when = "later" if seconds is None else f"in {seconds:.1f} s"
@@ -110,14 +110,14 @@ def text_has_ended(session_id: str | None = None) -> InvalidInputError:
     return InvalidInputError("The text of this session has already ended; start another session for more text.", session_id)
 
 
-def text_is_empty(session_id: str | None = None) -> InvalidInputError:
-    return InvalidInputError("The text is empty although is_end is true; send words, or is_end false if text follows.", session_id)
+def text_is_empty() -> InvalidInputError:
+    return InvalidInputError("The text is empty although is_end is true; send words, or is_end false if text follows.")
 
 
-def not_utf8(is_open: bool, session_id: str | None = None) -> InvalidInputError:
+def not_utf8(is_open: bool) -> InvalidInputError:
     """is_open: the text ends where more bytes could still make it valid."""
     where = "ends inside a UTF-8 character" if is_open else "is not valid UTF-8"
-    return InvalidInputError(f"The text {where}; send valid UTF-8 and end the last piece with a whole character.", session_id)
+    return InvalidInputError(f"The text {where}; send valid UTF-8 and end the last piece with a whole character.")
 
 
 def came_late(end: BistreamError | None, session_id: str | None) -> BistreamError:

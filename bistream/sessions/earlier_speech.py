@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from bistream.contract.earlier_sessions import EarlierSessions
 from bistream.sessions.ports import SessionKey
@@ -12,24 +11,16 @@ from bistream.sessions.session import CallerSession
 from bistream.types import VoicePrompt
 
 
-@dataclass(frozen=True)
-class _Spoken:
-    """port_id: of the session at the language model. voice: ``_digest``."""
-
-    port_id: str
-    voice: bytes
-
-
 class EarlierSpeech:
     """Used in the event loop alone."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._spoken = EarlierSessions[_Spoken](clock)
+        self._spoken = EarlierSessions[tuple[str, bytes]](clock)  # its id at the language model, and the ``_digest`` of its voice
 
     def add(self, session: CallerSession, voice: VoicePrompt) -> None:
         """It has just spoken all of its text."""
         if session.key is not None:
-            self._spoken.add(session.key, _Spoken(session.port_id, _digest(voice)))
+            self._spoken.add(session.key, (session.port_id, _digest(voice)))
 
     def named_by(self, session: CallerSession, voice: VoicePrompt) -> str | None:
         """The id at the language model of the session that this one names; None: it names none. Its own, by which nothing is known, where
@@ -38,7 +29,7 @@ class EarlierSpeech:
         if named is None:
             return None
         found = self._spoken.find(SessionKey(named, session.key.secret if session.key is not None else None))
-        return found.port_id if found is not None and found.voice == _digest(voice) else session.port_id
+        return found[0] if found is not None and found[1] == _digest(voice) else session.port_id
 
 
 def _digest(voice: VoicePrompt) -> bytes:

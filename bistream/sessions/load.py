@@ -64,13 +64,6 @@ class Need:
 NOTHING = Need(0.0)
 
 
-def promised_rate(rest_s: float | None, waits_since_s: float | None = None) -> float:
-    """rest_s: speech still to be made, None: unknown. waits_since_s: without any audio so far."""
-    if rest_s is not None and rest_s <= 0.0:
-        return 0.0
-    return 1.0 + FIRST_HOP_RATE if waits_since_s is not None and waits_since_s < FIRST_HOP_S else 1.0
-
-
 class Lengths:
     """Estimates how long the speech of a session will be, from those that have ended. At most ``longest_s``, if that is not 0."""
 
@@ -138,9 +131,10 @@ def need_of(start: SessionStart, standing: SessionLoad, report: LoadReport, leng
     if start.offline or standing.has_ended:
         return Need(0.0)
     waits_for_server = standing.hop_waits or (standing.text_ended and not standing.tokens_ended)
-    rest_s = max(0.0, standing.received_s - standing.made_s) if standing.tokens_ended else None
+    is_made = standing.tokens_ended and standing.received_s <= standing.made_s
+    waits_for_first = standing.made_s == 0.0 and standing.age_s < FIRST_HOP_S
     return Need(
-        rate=standing.speed * promised_rate(rest_s, standing.age_s if standing.made_s == 0.0 else None),
+        rate=0.0 if is_made else standing.speed * (1.0 + FIRST_HOP_RATE * waits_for_first),
         pages=_pages(start, standing, report, lengths),
         reserved=_reserved_pages(standing, report),
         voice=_voice(start),

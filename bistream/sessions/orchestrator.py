@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 
 from bistream.checkpoints.files import family_of
 from bistream.checkpoints.model_card import read_model_card
@@ -41,14 +40,6 @@ logger = logging.getLogger(__name__)
 
 HELPER_THREADS = 2
 CLOSE_TIMEOUT_S = 5.0  # cancelled sessions end within a hop; do not wait for a dead model
-
-
-@dataclass(frozen=True)
-class CheckedRequest:
-    """start: of a request that starts a session, with the ledger of its text."""
-
-    request: BistreamRequest
-    start: tuple[SessionStart, TextLedger] | None = None
 
 
 class Orchestrator:
@@ -111,11 +102,11 @@ class Orchestrator:
         ``sender`` is finished exactly once: that of a start after the session's audio, any other soon.
         """
         try:
-            checked = self._check(request)
+            start = self._check(request)
         except Exception as error:
             self._refuse(request, sender, error)
             return
-        if not self._loop.call(self._take, checked, sender):
+        if not self._loop.call(self._take, request, start, sender):
             self._refuse(request, sender, accepts_no_sessions())
 
     def _refuse(self, request: BistreamRequest, sender: AudioSender, error: Exception) -> None:
@@ -127,8 +118,8 @@ class Orchestrator:
         self._metrics.refused(refusal)
         sender.finish(refusal)
 
-    def _check(self, request: BistreamRequest) -> CheckedRequest:
-        """What needs no session, in the caller's thread: a recording takes its time."""
+    def _check(self, request: BistreamRequest) -> tuple[SessionStart, TextLedger] | None:
+        """What needs no session, in the caller's thread: a recording takes its time. None: the request starts no session."""
         if request.session_id is not None:
             check_session_id(request.session_id)
         if request.session_secret is not None:
@@ -136,20 +127,19 @@ class Orchestrator:
         if request.is_cancel or not request.is_start:
             if request.key is None:
                 raise InvalidInputError("session_id is missing; send the id of a started session.")
-            return CheckedRequest(request)
+            return None
         start = check_start(request, self._config, self._card)
         text = ledger_of(start, self._config, self._card, self._services.family.spoken_tokens)
         if start.source_wav is None:
             text.accept(start.text, start.is_end)
         else:
             text.end_without_text()
-        return CheckedRequest(request, (start, text))
+        return start, text
 
-    def _take(self, checked: CheckedRequest, sender: AudioSender) -> None:
-        request = checked.request
+    def _take(self, request: BistreamRequest, start: tuple[SessionStart, TextLedger] | None, sender: AudioSender) -> None:
         try:
-            if checked.start is not None:
-                self._start(*checked.start, sender)
+            if start is not None:
+                self._start(*start, sender)
                 return
             run = self._find_run(request)
             if request.is_cancel:

@@ -15,7 +15,6 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from bistream.contract.refusals import came_late
 from bistream.errors import BistreamError, CancelledError, UnknownSessionError
 from bistream.sessions.ports import AudioSender, SessionKey
 from bistream.sessions.request_checks import SessionStart, TextLedger
@@ -34,27 +33,7 @@ class SessionState(enum.Enum):
     FAILED = "failed"  # ended by an error, a timeout or the server's shutdown; the client was notified
 
 
-_LEGAL: dict[SessionState, frozenset[SessionState]] = {
-    SessionState.OPENING: frozenset({SessionState.RECEIVING, SessionState.CANCELLED, SessionState.FAILED}),
-    SessionState.RECEIVING: frozenset({SessionState.SPEAKING, SessionState.FINISHING, SessionState.CANCELLED, SessionState.FAILED}),
-    SessionState.SPEAKING: frozenset({SessionState.RECEIVING, SessionState.FINISHING, SessionState.CANCELLED, SessionState.FAILED}),
-    SessionState.FINISHING: frozenset({SessionState.CLOSED, SessionState.CANCELLED, SessionState.FAILED}),
-    SessionState.CLOSED: frozenset(),
-    SessionState.CANCELLED: frozenset(),
-    SessionState.FAILED: frozenset(),
-}
 ENDED = frozenset({SessionState.CLOSED, SessionState.CANCELLED, SessionState.FAILED})
-
-
-class IllegalTransition(RuntimeError):
-    """An internal error: the session's state does not allow this transition."""
-
-
-def transition(current: SessionState, new: SessionState) -> SessionState:
-    """``new``; raises ``IllegalTransition`` if the diagram above has no such arrow."""
-    if new not in _LEGAL[current]:
-        raise IllegalTransition(f"a session cannot go from {current.value} to {new.value}")
-    return new
 
 
 class Reply:
@@ -128,7 +107,9 @@ class CallerSession:
         return self.finish_reason is None and self.start.source_wav is None
 
     def advance(self, new: SessionState) -> None:
-        self.state = transition(self.state, new)
+        """By an arrow of the diagram above."""
+        assert not self.has_ended, f"from {self.state.value} to {new.value}"
+        self.state = new
         self.wake()
 
     def wake(self) -> None:
@@ -168,12 +149,10 @@ class CallerSession:
             self.advance(SessionState.FINISHING)
 
     def add_text(self, piece: bytes, is_end: bool, now: float) -> None:
-        """Raises the error of a late piece after the end (``came_late``) and ``InvalidInputError`` for a bad piece, which changes nothing.
+        """Raises ``UnknownSessionError`` where the model takes no more, and ``InvalidInputError`` for a bad piece, which changes nothing.
 
         Only text that can be spoken counts as activity: a client that sends nothing else would keep its place for ever.
         """
-        if self.has_ended:
-            raise came_late(self.error, self.id)
         if self.finish_reason is not None and not self.text.ended:
             raise UnknownSessionError("This session has reached its length limit and takes no more text; start another one.")
         if self.text.accept(piece, is_end) or is_end:

@@ -248,7 +248,7 @@ class SessionRun:
         return self._link.is_delivering
 
     def append(self, piece: bytes, is_end: bool, speed: float | None = None) -> None:
-        """speed: None: as before. Raises the error of a late piece or ``InvalidInputError``; the session is then unchanged."""
+        """Of a session that has not ended. speed: None: as before. Raises as ``add_text`` does; the session is then unchanged."""
         now = self._services.clock()
         self.session.add_text(piece, is_end, now)
         self.session.speed = self.session.speed if speed is None else speed

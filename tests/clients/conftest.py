@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
 from interfaces.settings import Settings
 from tests.formats import SAMPLE_RATE, SAMPLES_PER_TOKEN
@@ -63,14 +61,6 @@ class Front:
             return float(value)
         finally:
             connection.close()
-
-    def speaks(self, path: str) -> bool:
-        """Whether there is a WebSocket here."""
-        try:
-            with connect(f"ws://{self.address}{path}"):
-                return True
-        except InvalidStatus as refusal:
-            return refusal.response.status_code not in (403, 404)
 
 
 def _last_line(output: str) -> Any:

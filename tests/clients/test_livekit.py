@@ -11,7 +11,6 @@ from tests.clients.conftest import Front, found_by, seconds_of
 
 pytestmark = pytest.mark.slow
 PROGRAM = "tests/clients/programs/livekit_sdk.py"
-SOCKETS = {"deepgram-v1": "/v1/speak?model=anna", "cartesia": "/tts/websocket?cartesia_version=2025-04-16"}
 HAVE_WORDS = ("elevenlabs", "elevenlabs-words", "ours")
 
 
@@ -26,16 +25,12 @@ def check(front: Front, name: str, found: Any) -> None:
 
 @pytest.mark.parametrize("name", ["openai", "elevenlabs", "elevenlabs-words", "deepgram-v2", "deepgram-v1", "cartesia"])
 def test_livekits_plugins(front: Front, name: str) -> None:
-    if name in SOCKETS and not front.speaks(SOCKETS[name]):
-        pytest.skip(f"the interfaces do not speak the protocol of {name}")
     check(front, name, found_by("livekit", PROGRAM, front.address, name, "0"))
     front.check_idle()
 
 
 @pytest.mark.parametrize("name", ["elevenlabs-words", "deepgram-v2", "deepgram-v1", "ours"])
 def test_a_pause_longer_than_livekit_waits_for_audio(front: Front, name: str) -> None:
-    if name in SOCKETS and not front.speaks(SOCKETS[name]):
-        pytest.skip(f"the interfaces do not speak the protocol of {name}")
     address = front.grpc if name == "ours" else front.address
     check(front, name, found_by("livekit", PROGRAM, address, name, "11"))
 

@@ -12,7 +12,6 @@ from tests.clients.conftest import Front, found_by, seconds_of
 
 pytestmark = pytest.mark.slow
 PROGRAM = "tests/clients/programs/pipecat_sdk.py"
-SOCKETS = {"deepgram-v1": "/v1/speak?model=anna", "cartesia": "/tts/websocket"}
 
 
 @pytest.mark.parametrize("name", ["openai", "elevenlabs", "elevenlabs-tokens", "deepgram-v2", "deepgram-v1", "cartesia", "ours"])
@@ -40,8 +39,6 @@ def letters(words: Iterable[str]) -> str:
 
 def spoken(front: Front, name: str, pause_s: float) -> Any:
     """What is heard of a turn, and of one after an interruption."""
-    if name in SOCKETS and not front.speaks(SOCKETS[name]):
-        pytest.skip(f"the interfaces do not speak the protocol of {name}")
     found = found_by("pipecat", PROGRAM, front.grpc if name == "ours" else front.address, name, str(pause_s))
     assert found["errors"] == []
     front.check_duration(found["turn"]["seconds"], found["text"], tolerance_s=0.25)

@@ -1,4 +1,4 @@
-"""Audio files that clients read and write."""
+"""Audio files that clients write."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from bistream.client.audio import RawWriter, StreamWriter, WavWriter, read_reference
+from bistream.client.audio import RawWriter, StreamWriter, WavWriter
 
 
 def test_a_wav_is_playable_after_every_chunk(tmp_path: Path) -> None:
@@ -43,25 +43,6 @@ def test_where_nothing_can_be_written_is_known_before_there_is_audio(tmp_path: P
         for writer in (WavWriter, RawWriter):
             with pytest.raises(OSError, match="cannot be written"):
                 writer(path)
-
-
-@pytest.mark.parametrize(("rate", "channels"), [(16000, 1), (44100, 2), (8000, 1)])
-def test_a_recording_is_read_as_16_khz_mono(tmp_path: Path, rate: int, channels: int) -> None:
-    time_s = np.arange(rate) / rate
-    tone = 0.5 * np.sin(2 * np.pi * 440 * time_s)
-    soundfile.write(tmp_path / "in.wav", np.stack([tone] * channels, axis=1), rate)
-    samples = read_reference(tmp_path / "in.wav")
-    assert samples.dtype == np.float32 and samples.shape == (16000,)
-    expected = 0.5 * np.sin(2 * np.pi * 440 * np.arange(16000) / 16000)
-    np.testing.assert_allclose(samples[500:-500], expected[500:-500], atol=0.01)
-
-
-def test_a_file_that_is_no_recording_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "text.wav").write_text("not audio")
-    soundfile.write(tmp_path / "empty.wav", np.zeros(0), 16000)
-    for name in ("missing.wav", "text.wav", "empty.wav"):
-        with pytest.raises(ValueError, match=name):
-            read_reference(tmp_path / name)
 
 
 def test_a_stream_can_be_read_as_it_grows(tmp_path: Path) -> None:

@@ -1,32 +1,32 @@
-"""The client class against a real gRPC server in this process."""
+"""Both clients against a real gRPC server in this process."""
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from tritonclient.utils import InferenceServerException
 
-from bistream.client.client import BistreamClient, infer_input
+from bistream.client.client import BistreamClient
 from bistream.client.exchange import Heard
-from bistream.client.server_errors import NotServedError, UnauthenticatedError
-from bistream.client.translation import stream_error
+from bistream.client.server_errors import NotServedError
+from bistream.client.translation import infer_input
 from bistream.client.word_times import WordTime, word_times
 from bistream.contract.fields import COSYVOICE2_BISTREAM
-from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError, ShuttingDownError
-from tests.unit.client.fake_server import Serve, Speaker, Speakers
+from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError
+from tests.unit.client.fake_server import Received, Serve, Speaker, Speakers, Stream
 
 WAIT_S = 120.0
+Connect = Callable[..., Any]
 
 
-def test_text_goes_out_in_pieces_and_audio_comes_back_in_order(serve: Serve) -> None:
+def test_text_goes_out_in_pieces_and_audio_comes_back_in_order(serve: Serve, connect: Connect) -> None:
     server = serve(Speaker())
     recording = np.linspace(-1, 1, 16000, dtype=np.float32)
-    with BistreamClient(server.address).start(reference_wav=recording, reference_text="Wörter", session_id="s", seed=5) as session:
+    with connect(server.address).start(reference_wav=recording, reference_text="Wörter", session_id="s", seed=5) as session:
         audio = iter(session)
         session.push_text("Hel")
         assert next(audio).text_consumed == 1
@@ -51,7 +51,7 @@ def test_text_goes_out_in_pieces_and_audio_comes_back_in_order(serve: Serve) -> 
     assert {request.inputs["session_id"] for request in server.received} == {b"s"}
     assert len({request.id for request in server.received}) == 4
     assert len({request.secret for request in server.received}) == 1 and len(start.secret) == 32
-    assert all(request.wants_empty_final for request in server.received)
+    assert start.wants_empty_final, "only the end of the start says something"
     assert all("reference_wav" not in piece.inputs for piece in pieces)
 
 
@@ -71,17 +71,27 @@ def test_every_input_of_the_contract_can_be_made() -> None:
         ("inference input 'top_k' data-type is 'INT64', but model 'cosyvoice2_bistream' expects 'INT32'", InvalidInputError, None),
     ],
 )
-def test_errors_are_raised_with_their_code(serve: Serve, message: str, kind: type[BistreamError], session_id: str | None) -> None:
-    server = serve(lambda request, stream: stream.error(request.id, message))
-    with BistreamClient(server.address).start(speaker_id="anna") as session, pytest.raises(BistreamError) as raised:
-        list(session)
-    assert type(raised.value) is kind
+def test_errors_are_raised_with_their_code_after_the_audio_before_them(
+    serve: Serve, connect: Connect, message: str, kind: type[BistreamError], session_id: str | None
+) -> None:
+    def behave(request: Received, stream: Stream) -> None:
+        stream.audio(request.id, np.zeros(10), 0, 0)
+        stream.error(request.id, message)
+
+    heard = 0
+    with connect(serve(behave).address).start(speaker_id="anna") as session:
+        with pytest.raises(BistreamError) as raised:
+            for _ in session:
+                heard += 1
+        with pytest.raises(BistreamError):
+            session.push_text("more")
+    assert type(raised.value) is kind and heard == 1
     assert raised.value.session_id == session_id
 
 
-def test_cancel_is_sent_and_ends_the_session(serve: Serve) -> None:
+def test_cancel_is_sent_and_ends_the_session(serve: Serve, connect: Connect) -> None:
     server = serve(Speaker())
-    with BistreamClient(server.address).start(speaker_id="anna", text="Hello") as session:
+    with connect(server.address).start(speaker_id="anna", text="Hello") as session:
         session.cancel()
         with pytest.raises(CancelledError):
             list(session)
@@ -105,9 +115,9 @@ def test_positions_come_with_the_audio_and_give_times_of_words(serve: Serve) -> 
     assert word_times("a", [replace(chunk, text_position=None)], 24_000) == []
 
 
-def test_closing_early_ends_the_stream(serve: Serve) -> None:
+def test_closing_early_ends_the_stream(serve: Serve, connect: Connect) -> None:
     server = serve(Speaker())
-    session = BistreamClient(server.address).start(speaker_id="anna", text="Hello")
+    session = connect(server.address).start(speaker_id="anna", text="Hello")
     assert len(next(iter(session)).waveform) == 2400
     session.close()
     session.close()
@@ -170,15 +180,15 @@ def test_a_connection_is_kept_after_a_refusal_and_not_after_a_session_that_was_l
     client.close()
 
 
-def test_a_server_that_cannot_be_reached() -> None:
+def test_a_server_that_cannot_be_reached(connect: Connect) -> None:
     with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:1"):  # raised by the start or by the iteration, whichever comes first
-        with BistreamClient("127.0.0.1:1").start(speaker_id="anna") as session:
+        with connect("127.0.0.1:1").start(speaker_id="anna") as session:
             list(session)
 
 
-def test_a_server_that_is_lost(serve: Serve) -> None:
+def test_a_server_that_is_lost(serve: Serve, connect: Connect) -> None:
     server = serve(Speaker())
-    with BistreamClient(server.address).start(speaker_id="anna", text="Hello") as session:
+    with connect(server.address).start(speaker_id="anna", text="Hello") as session:
         audio = iter(session)
         next(audio)
         server.stop()
@@ -186,22 +196,10 @@ def test_a_server_that_is_lost(serve: Serve) -> None:
             next(audio)
 
 
-def test_a_silent_server_is_given_up(serve: Serve) -> None:
-    asked = threading.Event()
-    server = serve(lambda request, stream: asked.set())
-    with BistreamClient(server.address, silence_timeout_s=0.05).start(speaker_id="anna") as session:
-        assert asked.wait(WAIT_S)
-        with pytest.raises(TimeoutError):
-            list(session)
-
-
-@pytest.mark.parametrize(
-    ("message", "kind"),
-    [
-        ("SHUTTING_DOWN: The server is shutting down; connect to another one.", ShuttingDownError),
-        ("UNAUTHENTICATED: The API key is missing; send one.", UnauthenticatedError),
-        ("Stream removed", ConnectionError),
-    ],
-)
-def test_a_stream_that_was_ended_with_a_code_raises_it(message: str, kind: type[Exception]) -> None:
-    assert type(stream_error(InferenceServerException(message, status="StatusCode.UNAVAILABLE"), "host:1")) is kind
+def test_a_silent_server_is_given_up(serve: Serve, connect: Connect) -> None:
+    server = serve(lambda request, stream: None)
+    with (
+        connect(server.address, silence_timeout_s=0.05).start(speaker_id="anna") as session,
+        pytest.raises(TimeoutError, match="No response"),
+    ):
+        list(session)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import soundfile
 
 from bistream.client.convert import main
-from tests.unit.client.fake_server import FakeServer, Received, Stream
+from tests.unit.client.fake_server import Received, Serve, Stream
 
 SOURCE, VOICE = np.linspace(-0.5, 0.5, 16000, dtype=np.float32), np.linspace(-0.1, 0.1, 8000, dtype=np.float32)
 
@@ -20,32 +19,17 @@ def speak(request: Received, stream: Stream) -> None:
     stream.final(request.id)
 
 
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    server = FakeServer(speak)
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> str:
+def test_the_converted_speech_is_written(serve: Serve, tmp_path: Path) -> None:
+    server = serve(speak)
     soundfile.write(tmp_path / "source.wav", SOURCE, 16000, subtype="FLOAT")
-    return str(tmp_path / "source.wav")
-
-
-def check(request: Received) -> None:
-    np.testing.assert_array_equal(request.inputs["source_wav"], SOURCE.reshape(1, -1))
-    assert request.inputs["source_wav_len"].item() == len(SOURCE)
-    assert (request.inputs["target_text"], request.flag("is_start"), request.flag("is_end")) == (b"", True, True)
-
-
-def test_the_converted_speech_is_written(server: FakeServer, source: str, tmp_path: Path) -> None:
     soundfile.write(tmp_path / "voice.wav", VOICE, 16000, subtype="FLOAT")
     output = tmp_path / "out.wav"
     arguments = ["--reference-audio", str(tmp_path / "voice.wav"), "--output", str(output), "--seed", "4"]
-    assert main([source, "--server", server.address, *arguments]) == 0
+    assert main([str(tmp_path / "source.wav"), "--server", server.address, *arguments]) == 0
     (request,) = server.received
-    check(request)
+    np.testing.assert_array_equal(request.inputs["source_wav"], SOURCE.reshape(1, -1))
+    assert request.inputs["source_wav_len"].item() == len(SOURCE)
+    assert (request.inputs["target_text"], request.flag("is_start"), request.flag("is_end")) == (b"", True, True)
     assert request.inputs["reference_wav"].shape == (1, len(VOICE)) and request.inputs["seed"].item() == 4
     assert not {"reference_text", "instruct_text", "is_cross_lingual"} & set(request.inputs)
     assert soundfile.info(output).frames == 2400

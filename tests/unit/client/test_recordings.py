@@ -74,23 +74,25 @@ def test_what_phones_and_browsers_record(tmp_path: Path, suffix: str) -> None:
     assert abs(len(recording.samples) - len(SPEECH)) < 1600 and likeness(recording.samples) > 0.9
 
 
-@pytest.mark.parametrize("suffix", CONTAINERS)
-def test_without_the_decoder_the_sentence_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    path = encode(tmp_path / f"memo.{suffix}", CONTAINERS[suffix])
+def test_without_the_decoder_the_sentence_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = encode(tmp_path / "memo.m4a", "aac")
     monkeypatch.setitem(sys.modules, "av", None)
     monkeypatch.delitem(sys.modules, "bistream.client.decoding", raising=False)
     monkeypatch.delattr("bistream.client.decoding", raising=False)
-    with pytest.raises(ValueError, match=rf"memo\.{suffix} is no WAV.*pip install av.*ffmpeg -i .*memo\.{suffix} recording\.wav$"):
+    with pytest.raises(ValueError, match=r"memo\.m4a is no WAV.*pip install av.*ffmpeg -i .*memo\.m4a recording\.wav$"):
         read_reference(path)
 
 
 def test_what_is_no_recording_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty.wav").write_bytes(b"")
+    soundfile.write(tmp_path / "silent.wav", np.zeros(0), 16_000)
     (tmp_path / "page.m4a").write_text("<html>not found</html>", encoding="utf-8")
     soundfile.write(tmp_path / "nan.wav", np.full(16_000, np.nan), 16_000, subtype="FLOAT")
     soundfile.write(tmp_path / "hour.flac", np.zeros(int(LONGEST_S + 1) * 8_000, np.int16), 8_000)
     for name, words in {
         "empty.wav": "read as audio",
+        "missing.wav": "is not there",
+        "silent.wav": "contains no audio",
         "page.m4a": "read as audio",
         "nan.wav": "no numbers",
         "hour.flac": "lasts more",

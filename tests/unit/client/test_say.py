@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,14 @@ from hypothesis import strategies as st
 from bistream.client import say
 from bistream.client.audio import WavWriter
 from bistream.client.say import main, split_pieces
-from tests.unit.client.fake_server import FakeServer, Received, Speaker, Stream
+from tests.unit.client.fake_server import FakeServer, Received, Serve, Speaker, Stream
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def server() -> Iterator[FakeServer]:
-    server = FakeServer(Speaker())
-    yield server
-    server.stop()
+def server(serve: Serve) -> FakeServer:
+    return serve(Speaker())
 
 
 @pytest.fixture
@@ -86,34 +83,33 @@ def test_a_recording_goes_along(server: FakeServer, output: Path, tmp_path: Path
     assert request.inputs["reference_text"] == b"What is said."
 
 
-def test_the_manner_goes_along(server: FakeServer, output: Path) -> None:
-    arguments = ["--stdin", "--speaker-id", "anna", "--instruct-text", "\u7528\u56db\u5ddd\u8bdd\u8bf4", "--cross-lingual"]
-    assert run(server, output, "--text", "Hi.", *arguments[1:]) == 0
-    (request,) = server.received
-    assert request.inputs["instruct_text"].decode() == "\u7528\u56db\u5ddd\u8bdd\u8bf4"
-    assert request.flag("is_cross_lingual")
-
-
 def test_a_speed_goes_with_text_in_pieces(server: FakeServer, output: Path) -> None:
     assert run(server, output, "--text", "Hi you.", "--text-rate", "1000", "--speaker-id", "anna", "--speed", "1.5") == 0
     start, *pieces = server.received
     assert start.inputs["speed"].item() == 1.5 and not start.flag("is_end") and pieces
 
 
-def test_labels_go_along(server: FakeServer, output: Path) -> None:
-    assert run(server, output, "--text", "Hi.", "--gender", "female", "--pitch", "high", "--speaking-rate", "very_low") == 0
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"speaker_id": "anna", "instruct_text": "\u7528\u56db\u5ddd\u8bdd\u8bf4"},
+        {"gender": "female", "pitch": "high", "speaking_rate": "very_low"},
+    ],
+    ids=["manner", "labels"],
+)
+def test_voice_and_manner_go_along(server: FakeServer, output: Path, given: dict[str, str]) -> None:
+    words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
+    assert run(server, output, "--text", "Hi.", "--cross-lingual", *words) == 0
     (request,) = server.received
-    labels = {name: request.inputs[name] for name in ("gender", "pitch", "speaking_rate")}
-    assert labels == {"gender": b"female", "pitch": b"high", "speaking_rate": b"very_low"} and "speed" not in request.inputs
+    assert {name: request.inputs[name].decode() for name in given} == given
+    assert request.flag("is_cross_lingual") and "speed" not in request.inputs
 
 
-def test_an_error_of_the_server_is_exit_code_1(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_the_server_is_exit_code_1(serve: Serve, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(request: Received, stream: Stream) -> None:
         stream.error(request.id, "BUSY: All 4 sessions are taken; try again later. [session s]")
 
-    server = FakeServer(refuse)
-    assert run(server, output, "--text", "Hi.", "--speaker-id", "anna", "--json") == 1
-    server.stop()
+    assert run(serve(refuse), output, "--text", "Hi.", "--speaker-id", "anna", "--json") == 1
     captured = capsys.readouterr()
     assert captured.err == "error: BUSY: All 4 sessions are taken; try again later.\n"
     assert json.loads(captured.out)["error"].startswith("BUSY")
@@ -179,19 +175,16 @@ def test_pieces_joined_are_the_text(text: str) -> None:
     assert "" not in pieces
 
 
-@pytest.mark.parametrize(
-    "command", [["client/client_grpc.py"], ["-m", "bistream", "say"], ["client/client_http.py"], ["-m", "bistream", "say-http"]]
-)
-def test_both_ways_to_run_it(command: list[str]) -> None:
+@pytest.mark.parametrize("command", [["client/client_grpc.py"], ["client/client_http.py"], ["-m", "bistream", "say"]], ids=" ".join)
+def test_the_ways_to_run_it(command: list[str]) -> None:
     result = subprocess.run([sys.executable, *command, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stderr
     assert "--reference-audio" in result.stdout
 
 
-def test_an_end_without_audio_is_an_error(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    server = FakeServer(lambda request, stream: stream.final(request.id))
+def test_an_end_without_audio_is_an_error(serve: Serve, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = serve(lambda request, stream: stream.final(request.id))
     assert run(server, output, "--text", "Hi.", "--speaker-id", "anna") == 1
-    server.stop()
     assert "without any audio" in capsys.readouterr().err
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.client import pause_timer
 from bistream.client.pause_timer import PauseTimer
 from bistream.client.segments import Segment, Segments, room_in
+from tests.clock import run_at_once
 
 PIECES = st.lists(st.sampled_from(["Hi", " there.", "...", " ", "好", "FLUSH", "PAUSE", "SPOKEN"]), max_size=30)
 
@@ -57,13 +56,10 @@ def test_every_flush_is_told_once_behind_its_text(steps: list[str]) -> None:
     assert told == "".join("|" if step == "FLUSH" else step for step in steps if step not in ("PAUSE", "SPOKEN"))
 
 
-@given(
-    pieces=st.lists(st.text(st.sampled_from("ab .,!?\n。，你"), min_size=1, max_size=30), max_size=12), limit=st.integers(1, 40)
-)  # fmt: skip
-def test_a_long_text_is_divided_into_sessions_that_servers_take(pieces: list[str], limit: int) -> None:
+def sessions(pieces: list[str], limit: int) -> list[str]:
+    """The texts of sessions that take so many characters at most."""
     segments: Segments[Any] = Segments()
-    for piece in pieces:
-        left = piece
+    for left in pieces:
         while left:
             room = room_in("" if segments.open is None else segments.open.text, left, limit)
             assert 0 <= room <= len(left) and (room or segments.open is not None), "no session without text"
@@ -72,7 +68,12 @@ def test_a_long_text_is_divided_into_sessions_that_servers_take(pieces: list[str
             left = left[room:]
             if left:
                 segments.end()
-    texts = [segment.text for segment in segments]
+    return [segment.text for segment in segments]
+
+
+@given(pieces=st.lists(st.text(st.sampled_from("ab .,!?\n。，你"), min_size=1, max_size=30), max_size=12), limit=st.integers(1, 40))
+def test_a_long_text_is_divided_into_sessions_that_servers_take(pieces: list[str], limit: int) -> None:
+    texts = sessions(pieces, limit)
     assert "".join(texts) == "".join(pieces) and all(0 < len(text) <= limit for text in texts)
     assert all(len(text) >= 3 * limit // 4 for text in texts[:-1])
 
@@ -80,17 +81,8 @@ def test_a_long_text_is_divided_into_sessions_that_servers_take(pieces: list[str
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_a_session_ends_at_the_end_of_a_sentence(size: int) -> None:
     text = "One two three. " * 10
-    segments: Segments[Any] = Segments()
-    for begin in range(0, len(text), size):
-        left = text[begin : begin + size]
-        while left:
-            room = room_in("" if segments.open is None else segments.open.text, left, 50)
-            if room:
-                segments.add(left[:room])
-            left = left[room:]
-            if left:
-                segments.end()
-    assert [segment.text for segment in segments] == ["One two three. " * 3] * 3 + ["One two three. "]
+    pieces = [text[begin : begin + size] for begin in range(0, len(text), size)]
+    assert sessions(pieces, 50) == ["One two three. " * 3] * 3 + ["One two three. "]
 
 
 def test_a_segment_is_spoken_from_its_first_word_on() -> None:
@@ -111,49 +103,19 @@ def test_nothing_to_speak_is_silence_where_it_ends() -> None:
     assert (found := segments.next()) is not None and found.is_silence
 
 
-class Loop:
-    """The clock and the timers of an event loop."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.made = 0
-        self.timers: list[tuple[float, Callable[[], None], Any]] = []
-
-    def time(self) -> float:
-        return self.now
-
-    def call_at(self, when: float, act: Callable[[], None]) -> Any:
-        self.made += 1
-        handle = type("Handle", (), {"cancel": lambda handle: self.timers.remove(next(one for one in self.timers if one[2] is handle))})()
-        self.timers.append((when, act, handle))
-        return handle
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
-        while due := [one for one in self.timers if one[0] <= self.now]:
-            self.timers.remove(due[0])
-            due[0][1]()
-
-
-@pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
-    made = Loop()
-    monkeypatch.setattr(pause_timer, "asyncio", type("Asyncio", (), {"get_running_loop": lambda: made, "TimerHandle": asyncio.TimerHandle}))
-    return made
-
-
-def test_a_pause_counts_from_the_last_piece_with_one_timer(loop: Loop) -> None:
-    rung: list[float] = []
-    timer = PauseTimer(2.0, lambda: rung.append(loop.now))
-    for _ in range(100):
+def test_a_pause_counts_from_the_last_piece() -> None:
+    async def run() -> None:
+        loop, rung = asyncio.get_running_loop(), list[float]()
+        timer = PauseTimer(2.0, lambda: rung.append(loop.time()))
+        for _ in range(100):
+            timer.restart()
+            await asyncio.sleep(0.1)
+        last = loop.time() - 0.1
+        await asyncio.sleep(10.0)
+        assert rung == [pytest.approx(last + 2.0)]
         timer.restart()
-        loop.advance(0.01)
-    assert loop.made == 1 and not rung
-    loop.advance(1.5)
-    assert not rung
-    loop.advance(0.5)
-    assert len(rung) == 1 and not loop.timers
-    timer.restart()
-    timer.stop()
-    loop.advance(10.0)
-    assert len(rung) == 1 and not loop.timers
+        timer.stop()
+        await asyncio.sleep(10.0)
+        assert len(rung) == 1
+
+    run_at_once(run())

@@ -1,14 +1,17 @@
-"""Every message of the server becomes an error with a code that says what to do, also Triton's own, which have none."""
+"""Every message of the server becomes an error with a code that says what to do, also Triton's own, which have none; and every end of a
+stream one sentence."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tritonclient.utils import InferenceServerException
 
-from bistream.client.server_errors import server_error
+from bistream.client.server_errors import UnauthenticatedError, server_error
+from bistream.client.translation import stream_error
 from bistream.contract.refusals import format_error
-from bistream.errors import ERRORS_BY_CODE, BistreamError, EngineError
+from bistream.errors import ERRORS_BY_CODE, BistreamError, EngineError, ShuttingDownError
 
 # As this build of Triton words them.
 TRITON = [
@@ -58,3 +61,39 @@ def test_no_message_is_left_without_a_code(message: str) -> None:
     assert error.code != BistreamError.code
     if type(error) is EngineError:
         assert error.retryable
+
+
+LOST = "The server that spoke this session was lost behind proxy:8001; start the session again."
+UNKNOWN_HOST = "The host of proxy:8001 is not known here; check the address."
+# Details of a status in the words of Envoy 1.40 and grpcio 1.85.
+ENDS = [
+    ("Stream removed (RST_STREAM (Received RST_STREAM with error code 2))", LOST),
+    ("upstream connect error or disconnect/reset before headers. reset reason: connection termination", LOST),
+    ("no healthy upstream", "No server behind proxy:8001 takes sessions at the moment; try again in a few seconds."),
+    (
+        "upstream request timeout",
+        "The proxy at proxy:8001 has ended the session after its own time limit; switch off its route time-out (deploy/envoy).",
+    ),
+    (
+        "errors resolving proxy:8001: [field:hostname lookup error:address lookup failed for proxy:8001: Domain name not found]",
+        UNKNOWN_HOST,
+    ),
+    ("DNS resolution failed for proxy:8001: C-ares status is not ARES_SUCCESS qtype=A name=proxy", UNKNOWN_HOST),
+    (
+        "failed to connect to all addresses",
+        "No server answers at proxy:8001 (failed to connect to all addresses); start it, or check the address and whether it wants TLS.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("details", "sentence"), ENDS)
+def test_the_end_of_a_stream_is_one_sentence(details: str, sentence: str) -> None:
+    error = stream_error(InferenceServerException(details, "StatusCode.UNAVAILABLE"), "proxy:8001")
+    assert type(error) is ConnectionError and str(error) == sentence
+
+
+@pytest.mark.parametrize("kind", [ShuttingDownError, UnauthenticatedError, EngineError])
+def test_a_stream_that_was_ended_with_a_code_raises_it(kind: type[BistreamError]) -> None:
+    """By the server, or by our proxy."""
+    error = stream_error(InferenceServerException(f"{kind.code}: Lost; start again.", "StatusCode.UNAVAILABLE"), "proxy:8001")
+    assert type(error) is kind

@@ -28,9 +28,9 @@ from tests.unit.client.fake_server import FakeServer
 from tests.unit.interfaces.rig import ANNA, Running, running
 from tests.unit.interfaces.test_gone_clients import wait_in_loop
 from tests.unit.interfaces.test_http import wait_until
+from tests.unit.interfaces.vendors import CANCELS, CARTESIA, DASHSCOPE, DEEPGRAM, MULTI, begin
 
 WAIT_S = 120.0
-SPEAK = "/v2/speak?model=anna&encoding=linear16&sample_rate=24000"
 SPEECH = "/v1/audio/speech"
 MINE, THEIRS = "a-key-of-the-tests-1", "a-key-of-the-tests-2"
 
@@ -65,8 +65,8 @@ HEADS = {
     "a field without end": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + HUGE * b"a",
     "many fields": b"GET / HTTP/1.1\r\nHost: localhost\r\n" + (HUGE // 6) * b"a: b\r\n",
     "a long line": b"GET /" + HUGE * b"a",
-    "many fields of a socket": b"GET " + SPEAK.encode() + b" HTTP/1.1\r\n" + UPGRADE + (HUGE // 6) * b"a: b\r\n",
-    "a long field of a socket": b"GET " + SPEAK.encode() + b" HTTP/1.1\r\n" + UPGRADE + b"X: " + 2 * MAX_HEAD_BYTES * b"a" + b"\r\n\r\n",
+    "many fields of a socket": b"GET " + DEEPGRAM.encode() + b" HTTP/1.1\r\n" + UPGRADE + (HUGE // 6) * b"a: b\r\n",
+    "a long field of a socket": b"GET " + DEEPGRAM.encode() + b" HTTP/1.1\r\n" + UPGRADE + b"X: " + 2 * MAX_HEAD_BYTES * b"a" + b"\r\n\r\n",
     "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + 500 * b"\xff",
     "a body of two lengths": b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 50\r\n\r\n{}",
     "a length that is none": b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n{}",
@@ -81,7 +81,7 @@ def test_a_head_over_the_limit_or_malformed_is_refused(front: Running, name: str
 def test_a_head_that_does_not_come_to_its_end_is_given_up(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway.http_server, "HEADER_TIMEOUT_S", 0.05)
     with running(server.address) as front:
-        for head in (b"", b"GET / HTTP/1.1\r\nHos", b"GET " + SPEAK.encode() + b" HTTP/1.1\r\n" + UPGRADE):
+        for head in (b"", b"GET / HTTP/1.1\r\nHos", b"GET " + DEEPGRAM.encode() + b" HTTP/1.1\r\n" + UPGRADE):
             assert exchange(front, head) == b""
 
 
@@ -110,9 +110,9 @@ def test_connections_of_an_address_are_bounded_and_given_back(server: FakeServer
             wait_in_loop(front, lambda: not front.server.server_state.connections)
             assert statuses(exchange(front, b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")) == {b"200"}
         with (
-            connect(front.ws + SPEAK, open_timeout=WAIT_S),
-            connect(front.ws + SPEAK, open_timeout=WAIT_S),
-            connect(front.ws + SPEAK, open_timeout=WAIT_S),
+            connect(front.ws + DEEPGRAM, open_timeout=WAIT_S),
+            connect(front.ws + DEEPGRAM, open_timeout=WAIT_S),
+            connect(front.ws + DEEPGRAM, open_timeout=WAIT_S),
         ):
             pass  # sockets have a limit of their own
 
@@ -135,7 +135,7 @@ def frame(opcode: int, payload: bytes, is_final: bool) -> bytes:
 
 def test_a_message_in_frames_without_end_closes_the_socket(front: Running) -> None:
     for first, rest in ((frame(1, b"x" * 4000, False), frame(0, b"x" * 4000, False)), (frame(2, b"", False), frame(0, b"x", False))):
-        with connect(front.ws + SPEAK, open_timeout=WAIT_S) as client:
+        with connect(front.ws + DEEPGRAM, open_timeout=WAIT_S) as client:
             client.recv(timeout=WAIT_S)
             with pytest.raises((ConnectionClosed, OSError)):
                 client.socket.sendall(first)
@@ -155,7 +155,7 @@ def test_a_message_in_frames_without_end_closes_the_socket(front: Running) -> No
     ids=["an enormous frame", "without a mask", "with reserved bits", "no UTF-8"],
 )
 def test_frames_that_no_client_sends_close_the_socket(front: Running, data: bytes, code: int) -> None:
-    with connect(front.ws + SPEAK, open_timeout=WAIT_S) as client:
+    with connect(front.ws + DEEPGRAM, open_timeout=WAIT_S) as client:
         client.recv(timeout=WAIT_S)
         client.socket.sendall(data)
         with pytest.raises(ConnectionClosed) as caught:
@@ -164,7 +164,7 @@ def test_frames_that_no_client_sends_close_the_socket(front: Running, data: byte
 
 
 def test_compression_is_not_spoken(front: Running) -> None:
-    with connect(front.ws + SPEAK, open_timeout=WAIT_S, compression="deflate") as client:
+    with connect(front.ws + DEEPGRAM, open_timeout=WAIT_S, compression="deflate") as client:
         assert not client.protocol.extensions  # no message that is larger than it was sent
 
 
@@ -220,7 +220,7 @@ def test_keys_texts_and_paths_are_in_no_log_and_no_answer(server: FakeServer, ca
             answers += exchange(
                 front, f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nxi-api-key: {MINE}\r\n\r\n".encode()
             )
-        with connect(front.ws + SPEAK, open_timeout=WAIT_S, subprotocols=["token", MINE]) as client:  # type: ignore[list-item]
+        with connect(front.ws + DEEPGRAM, open_timeout=WAIT_S, subprotocols=["token", MINE]) as client:  # type: ignore[list-item]
             client.send('{"type": "Speak", "text": "A secret text."}')
             client.send("no JSON")
     assert statuses(answers) <= {b"400", b"401", b"404", b"405"} and b"root:" not in answers and b"import " not in answers
@@ -231,30 +231,19 @@ def test_keys_texts_and_paths_are_in_no_log_and_no_answer(server: FakeServer, ca
         assert place not in answers
 
 
-FLOODS: dict[str, tuple[list[dict[str, Any]], str]] = {  # what opens and drops an utterance, and what says that it is refused
-    "/tts/websocket": (
-        [{"context_id": "N", "model_id": "s", "transcript": "Hello.", "continue": True, "voice": {"mode": "id", "id": "anna"},
-          "output_format": {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000}}, {"context_id": "N", "cancel": True}],
-        '"status_code":429',
-    ),
-    "/v1/text-to-speech/anna/multi-stream-input": (
-        [{"text": "Hello. ", "context_id": "N"}, {"context_id": "N", "close_context": True}], "try again in",
-    ),
-    "/api-ws/v1/inference": (
-        [{"header": {"action": "run-task", "task_id": "N", "streaming": "duplex"},
-          "payload": {"parameters": {"voice": "anna", "format": "pcm", "sample_rate": 24000}, "input": {}}},
-         {"header": {"action": "finish-task", "task_id": "N"}, "payload": {"input": {"directive": "cancel"}}}],
-        '"error_code":"Throttling"',
-    ),
-    SPEAK: ([{"type": "Speak", "text": "Hello."}, {"type": "Interrupt"}], '"code":"NET-0000"'),
-}  # fmt: skip
+REFUSALS = {  # what says that an utterance is refused
+    CARTESIA: '"status_code":429',
+    MULTI: "try again in",
+    DASHSCOPE: '"error_code":"Throttling"',
+    DEEPGRAM: '"code":"NET-0000"',
+}
 
 
-@pytest.mark.parametrize("path", FLOODS)
+@pytest.mark.parametrize("path", REFUSALS)
 def test_a_client_that_opens_and_cancels_is_told_to_wait_and_writes_little(
     server: FakeServer, path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    messages, refusal = FLOODS[path]
+    messages, refusal = [*begin(path, "Hello. "), json.dumps(CANCELS[path])], REFUSALS[path]
     monkeypatch.setattr("interfaces.core.shares.MAX_PAUSE_S", 0.0)
     monkeypatch.setattr("interfaces.core.quiet_log.WINDOW_S", 1e6)
     with caplog.at_level(logging.INFO), running(server.address, limits=InterfaceLimits(starts_per_second=1e-6)) as front:
@@ -262,7 +251,7 @@ def test_a_client_that_opens_and_cancels_is_told_to_wait_and_writes_little(
             with contextlib.suppress(ConnectionClosed):
                 for number in range(60):
                     for message in messages:
-                        client.send(json.dumps(message).replace('"N"', f'"{number}"'))
+                        client.send(message.replace('"c"', f'"{number}"').replace('"t"', f'"{number}"'))  # contexts and tasks
             heard = ""
             with contextlib.suppress(ConnectionClosed):
                 while refusal not in heard:

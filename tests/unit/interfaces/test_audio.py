@@ -27,7 +27,7 @@ from interfaces.audio.formats import (
 from interfaces.audio.recordings import decode_recording
 
 PIECE = 960  # 40 ms
-SECONDS = 2
+SECONDS = 1
 
 
 def tone() -> NDArray[np.float32]:
@@ -156,7 +156,7 @@ def test_playlists_and_damaged_headers_are_refused(data: bytes) -> None:
 def test_a_decompression_bomb_is_left_when_it_is_too_long() -> None:
     encoder = Encoder(openai_format("flac"))
     silence = np.zeros(24000 * 60, np.float32)
-    bomb = encoder.feed(silence) + b"".join(encoder.feed(silence) for _ in range(4)) + encoder.finish()
+    bomb = encoder.feed(silence) + encoder.finish()
     with pytest.raises(InvalidInputError, match="longer than 30 s"):
         decode_recording(bomb, 0.5, 30.0)
 
@@ -173,8 +173,7 @@ def test_the_formats_of_deepgram_and_dashscope() -> None:
 
 
 @pytest.mark.parametrize("codec", ["opus", "mp3", "aac", "flac", "wav"])
-@pytest.mark.parametrize("sample_rate", [8_000, 22_050, 48_000])
-@pytest.mark.parametrize("bit_rate", [None, 8_000, 256_000])
+@pytest.mark.parametrize(("sample_rate", "bit_rate"), [(8_000, None), (8_000, 8_000), (22_050, 256_000), (48_000, 8_000)])
 def test_what_is_accepted_can_be_made(codec: str, sample_rate: int, bit_rate: int | None) -> None:
     try:
         target = checked(codec, sample_rate, bit_rate)

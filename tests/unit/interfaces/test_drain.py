@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from tests.unit.client.fake_server import Received, Stream
 from tests.unit.interfaces.rig import ReadyServer
+from tests.unit.interfaces.test_endings import code_of
 
 ROOT = Path(__file__).resolve().parents[3]
 WAIT_S = 120.0
@@ -95,13 +96,6 @@ def front(server: Server, tmp_path: Path) -> Iterator[Front]:
     made.process.wait()
 
 
-def closing_code(client: ClientConnection) -> int | None:
-    with pytest.raises(ConnectionClosed) as caught:
-        while True:
-            client.recv(timeout=WAIT_S)
-    return None if caught.value.rcvd is None else caught.value.rcvd.code
-
-
 def begin_turn(client: ClientConnection) -> None:
     client.send(json.dumps({"type": "Speak", "text": "Hello."}))
     while not isinstance(client.recv(timeout=WAIT_S), bytes):
@@ -115,7 +109,7 @@ def test_sigterm_refuses_what_is_new_ends_what_is_open_and_then_says_goodbye(fro
         response = client.getresponse()
         assert response.read(4800)
         front.process.send_signal(signal.SIGTERM)
-        assert closing_code(idle) == 1001
+        assert code_of(idle) == 1001
         status, retry_after = front.get("/health/ready")
         assert status == 503 and retry_after and front.get("/health/live")[0] == 200
         status, retry_after = front.get("/v1/models")
@@ -134,7 +128,7 @@ def test_sigterm_refuses_what_is_new_ends_what_is_open_and_then_says_goodbye(fro
                 events.append(json.loads(message)["type"])
         assert response.read() == b""  # its proper end
         client.close()
-        assert closing_code(speaking) == 1001
+        assert code_of(speaking) == 1001
     assert front.process.wait(WAIT_S) == 0
 
 
@@ -142,7 +136,7 @@ def test_a_second_sigterm_ends_at_once(front: Front) -> None:
     with front.socket() as idle, front.socket() as speaking:
         begin_turn(speaking)
         front.process.send_signal(signal.SIGTERM)
-        assert closing_code(idle) == 1001
+        assert code_of(idle) == 1001
         front.process.send_signal(signal.SIGTERM)
-        assert closing_code(speaking) == 1001
+        assert code_of(speaking) == 1001
     assert front.process.wait(WAIT_S) == 0

@@ -21,7 +21,9 @@ from websockets.sync.client import connect
 from bistream.errors import BusyError, EngineError, InvalidInputError, SessionTimeoutError
 from gateway.keys import Keys
 from interfaces.audio.formats import OutputFormat
+from interfaces.core import service
 from interfaces.core.record import Ending, SpeechRecord, ending_of
+from interfaces.core.service import Counts
 from interfaces.protocols.deepgram import Deepgram, DeepgramOptions
 from interfaces.settings import InterfaceLimits
 from tests.unit.client.fake_server import FakeServer, Received, Stream
@@ -53,10 +55,19 @@ def server() -> Iterator[FakeServer]:
     made.stop()
 
 
+@pytest.fixture(scope="module")
+def shared(server: FakeServer) -> Iterator[Running]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service, "LINES_WITHOUT_AUDIO", 1000)  # all tests are one client
+        with running(server.address) as made:
+            yield made
+
+
 @pytest.fixture
-def front(server: FakeServer) -> Iterator[Running]:
-    with running(server.address) as made:
-        yield made
+def front(shared: Running) -> Running:
+    """As if nothing had been counted yet."""
+    shared.service.counts = Counts()
+    return shared
 
 
 @pytest.fixture
@@ -146,8 +157,8 @@ def test_a_message_that_cancels(front: Running, written: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("path", ALL)
-def test_a_drain_closes_each_vendors_socket_with_1001(front: Running, written: pytest.LogCaptureFixture, path: str) -> None:
-    with connect(front.ws + path, open_timeout=WAIT_S) as client:
+def test_a_drain_closes_each_vendors_socket_with_1001(server: FakeServer, written: pytest.LogCaptureFixture, path: str) -> None:
+    with running(server.address) as front, connect(front.ws + path, open_timeout=WAIT_S) as client:
         for message in begin(path, "hold"):
             client.send(message)
         wait_in_loop(front, lambda: front.service.counts.audio_s > 0)
@@ -182,7 +193,7 @@ def test_the_first_ending_counts() -> None:
 
 
 async def test_a_websocket_client_that_does_not_read() -> None:
-    client, service = MemorySocket(reads=False), ScriptedService(InterfaceLimits(send_timeout_s=0.01))
+    client, speaking = MemorySocket(reads=False), ScriptedService(InterfaceLimits(send_timeout_s=0.01))
     client.incoming.put_nowait(speak("Hello"))
-    await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", OutputFormat(), 4096)), client, service).run(), WAIT_S)
-    assert +service.counts.endings == {Ending.TIMED_OUT: 1}
+    await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", OutputFormat(), 4096)), client, speaking).run(), WAIT_S)
+    assert +speaking.counts.endings == {Ending.TIMED_OUT: 1}

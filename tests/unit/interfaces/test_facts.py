@@ -142,24 +142,21 @@ async def test_a_server_that_answers_with_nonsense_keeps_the_interfaces_going() 
         server.stop()
 
 
-@pytest.mark.parametrize("instructions", ["Speak in a cheerful and positive tone.", "用四川话说这句话"])
-def test_a_checkpoint_without_instructions_speaks_and_the_answer_says_that_they_had_no_effect(
-    server: ReadyServer, instructions: str
-) -> None:
+def test_a_checkpoint_without_instructions_speaks_and_the_answer_says_that_they_had_no_effect(server: ReadyServer) -> None:
     with running(server.address, voices=VoiceStore()) as front:
-        status, headers, _ = speech(front, voice="nora", model="gpt-4o-mini-tts", instructions=instructions)
+        status, headers, _ = speech(front, voice="nora", model="gpt-4o-mini-tts", instructions="用四川话说这句话")
         assert status == 200 and headers["x-bistream-warning"] == NOT_INSTRUCTED
         assert "instruct_text" not in server.received[-1].inputs
         status, headers, _ = speech(front, voice="nora", model="gpt-4o-mini-tts")
         assert status == 200 and "x-bistream-warning" not in headers
 
 
-@pytest.mark.parametrize("nothing", ["", "  ", "None", "null", "undefined", None])
-def test_an_instruction_that_says_nothing_is_none_and_no_warning(nothing: str | None) -> None:
+def test_an_instruction_that_says_nothing_is_none_and_no_warning() -> None:
     with reading() as server, running(server.address) as front:
-        status, headers, _ = speech(front, model="gpt-4o-mini-tts", instructions=nothing)
-        assert status == 200 and "x-bistream-warning" not in headers
-        assert "instruct_text" not in server.received[-1].inputs
+        for nothing in ("", "  ", "None", "null", "undefined", None):
+            status, headers, _ = speech(front, model="gpt-4o-mini-tts", instructions=nothing)
+            assert status == 200 and "x-bistream-warning" not in headers
+            assert "instruct_text" not in server.received[-1].inputs
 
 
 def test_a_voice_of_servers_that_have_never_answered_is_no_unknown_voice() -> None:

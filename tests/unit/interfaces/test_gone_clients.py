@@ -12,7 +12,7 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 from interfaces.core.record import Ending
-from interfaces.core.speech import Speech
+from interfaces.core.service import Counts
 from tests.unit.client.fake_server import FakeServer, Received, Stream
 from tests.unit.interfaces.rig import ReadyServer, Running, running
 from tests.unit.interfaces.vendors import DASHSCOPE, DEEPGRAM, MULTI, SINGLE, begin, finish
@@ -41,30 +41,29 @@ class Server(ReadyServer):
             self.heard_end.set()
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def front(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    freed = threading.Event()
-    close = Speech.close
-
-    async def closed(self: Speech) -> None:
-        await close(self)
-        freed.set()
-
-    monkeypatch.setattr(Speech, "close", closed)
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[Server, Running]]:
+    server = Server()
     with running(server.address) as made:
-        made.freed = freed  # type: ignore[attr-defined]
-        yield made
+        yield server, made
+    server.stop()
+
+
+@pytest.fixture
+def server(shared: tuple[Server, Running]) -> Server:
+    """As if nothing had been said to it yet."""
+    for event in (shared[0].heard_end, shared[0].heard_text, shared[0].stream_gone):
+        event.clear()
+    return shared[0]
+
+
+@pytest.fixture
+def front(server: Server, shared: tuple[Server, Running]) -> Running:
+    shared[1].service.counts = Counts()
+    return shared[1]
 
 
 def is_freed(front: Running, server: FakeServer) -> None:
-    assert front.freed.wait(WAIT_S), "the utterance is freed"  # type: ignore[attr-defined]
     assert server.stream_gone.wait(WAIT_S), "the session on the server ends"
     wait_in_loop(front, lambda: front.service.open_speeches == 0)
     assert +front.service.counts.endings == {Ending.LEFT: 1}

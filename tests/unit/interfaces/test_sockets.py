@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import time
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from interfaces.web.first_message import identified
 from tests.clock import run_at_once
 from tests.unit.client.fake_server import FakeServer
 from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, Running, running
+from tests.unit.interfaces.test_http import wait_until
 from tests.unit.interfaces.vendors import ALL, CARTESIA, CARTESIA_SETTINGS, DASHSCOPE, DEEPGRAM, MULTI, SINGLE, begin, finish, task
 
 WAIT_S = 120.0
@@ -254,13 +254,6 @@ def test_sockets_of_an_address_are_bounded(server: FakeServer) -> None:
         wait_until(lambda: front.access.open_sockets == 0)
         with opened(front, DEEPGRAM):
             pass
-
-
-def wait_until(condition: Any) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("path", ALL)

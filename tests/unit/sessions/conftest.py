@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.sessions.house import House
+from tests.unit.sessions.house import CONFIG, House
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
+def house(request: pytest.FixtureRequest) -> Iterator[House]:
+    """With ``CONFIG``, or as ``house_with`` says."""
     before = set(threading.enumerate())
-    house = House()
+    house = House(getattr(request, "param", CONFIG))
     yield house
     house.orchestrator.close()
     assert house.models.held == 0

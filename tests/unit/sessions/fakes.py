@@ -108,6 +108,7 @@ class FakeLanguageModel:
         self.start_sent = threading.Event()
         self.start_arrived = threading.Event()
         self.ends_with = FinishReason.EOS
+        self.cuts = False  # the next piece of text is the last one that it speaks
         self.silent = False
 
     async def start(self, start: LanguageModelStart) -> None:
@@ -134,7 +135,7 @@ class FakeLanguageModel:
         for block in range(before, length // CHARS_PER_BLOCK):
             tokens = tuple(range(block * TOKENS_PER_BLOCK, (block + 1) * TOKENS_PER_BLOCK))
             self.open[session_id].put_nowait(SpeechTokens(tokens, (block + 1) * CHARS_PER_BLOCK, None, False, *fed(block + 1)))
-        if is_end:
+        if is_end or self.cuts:
             begin = length // CHARS_PER_BLOCK * TOKENS_PER_BLOCK
             tokens = () if self.silent else tuple(range(begin, begin + TOKENS_AT_END))
             self.open[session_id].put_nowait(SpeechTokens(tokens, length, self.ends_with, False, length, length))
@@ -207,6 +208,11 @@ class FakeToken2Wav:
         self.reached: dict[int, threading.Event] = {}
         self.cancel_opens_gates = False
         self.load: LoadReport | None = None
+
+    def hold(self, hop: int = 0) -> tuple[threading.Event, threading.Event]:
+        """Of a hop: its answer waits for the first event, and the second is set when it is asked for."""
+        self.gates[hop], self.reached[hop] = threading.Event(), threading.Event()
+        return self.gates[hop], self.reached[hop]
 
     async def hop(self, hop: Token2WavHop) -> FloatArray:
         if hop.prompt is None and not hop.token_ids and not hop.finalize:

@@ -6,8 +6,10 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pytest
 
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
@@ -20,6 +22,11 @@ from tests.formats import SAMPLES_PER_TOKEN
 from tests.unit.sessions.fakes import WAIT_S, FakeModels, FakeSender, ManualClock
 
 CONFIG = RuntimeConfig(max_sessions=4, max_text_chars=100, drain_timeout_s=0.0)
+
+
+def house_with(**settings: Any) -> pytest.MarkDecorator:
+    """For a test, or as ``pytestmark`` of a module: settings of the fixture ``house`` other than those of ``CONFIG``."""
+    return pytest.mark.parametrize("house", [replace(CONFIG, **settings)], ids=[",".join(settings)], indirect=True)
 
 
 class House:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 
 import pytest
 
-from bistream.config import RuntimeConfig
 from bistream.errors import BusyError, CancelledError, EngineError, InvalidInputError, SessionTimeoutError, ShuttingDownError
+from bistream.sessions.watcher import MAX_POLLS
 from tests.formats import SAMPLE_RATE
 from tests.unit.sessions.fakes import REFERENCE, WAIT_S, append_request, cancel_request, start_request
-from tests.unit.sessions.house import CONFIG, House, assert_whole, tokens_of
+from tests.unit.sessions.house import CONFIG, House, assert_whole, house_with, tokens_of
 
 
 def test_a_client_that_has_gone_is_noticed_and_everything_is_freed(house: House) -> None:
@@ -27,10 +27,18 @@ def test_a_client_that_has_gone_is_noticed_and_everything_is_freed(house: House)
     house.wait_empty()
 
 
+@house_with(max_sessions=2 * MAX_POLLS + 1)
+def test_of_many_sessions_each_is_asked_for_in_turn(house: House) -> None:
+    senders = [house.send(start_request("", session_id=f"s{number}", is_end=False)) for number in range(2 * MAX_POLLS + 1)]
+    senders[-1].gone = True
+    for _ in range(3):
+        house.orchestrator.watch()
+    assert [sender for sender in senders if sender.endings] == senders[-1:]
+
+
 @pytest.mark.parametrize("hop", [0, 3])
 def test_cancel_while_a_hop_is_computed(house: House, hop: int) -> None:
-    gate = house.models.token2wav.gates[hop] = threading.Event()
-    reached = house.models.token2wav.reached[hop] = threading.Event()
+    gate, reached = house.models.token2wav.hold(hop)
     sender = house.send(start_request("Hello world. " * 7))
     assert reached.wait(WAIT_S)
     assert house.send(cancel_request()).endings == [None]
@@ -42,8 +50,7 @@ def test_cancel_while_a_hop_is_computed(house: House, hop: int) -> None:
 
 def test_the_answer_to_a_cancel_says_what_was_heard(house: House) -> None:
     text = "Hello world. " * 7
-    gate = house.models.token2wav.gates[3] = threading.Event()
-    reached = house.models.token2wav.reached[3] = threading.Event()
+    gate, reached = house.models.token2wav.hold(3)
     sender = house.send(start_request(text, is_end=False))
     assert reached.wait(WAIT_S)
     sent = len(sender.waveform) / SAMPLE_RATE
@@ -78,8 +85,8 @@ def test_an_analysis_that_nobody_waits_for_any_more_is_dropped(house: House) -> 
     assert house.models.voice.calls == 2
 
 
-def test_too_many_recordings_are_refused_at_once_and_known_voices_are_not() -> None:
-    house = House(dataclasses.replace(CONFIG, max_sessions=8, max_voice_analyses=3))
+@house_with(max_sessions=8, max_voice_analyses=3)
+def test_too_many_recordings_are_refused_at_once_and_known_voices_are_not(house: House) -> None:
     assert house.send(start_request()).wait() is None
     house.models.voice.gate = threading.Event()
     waiting = [house.send(start_request(session_id=str(index), reference_wav=REFERENCE * (index + 2) / 9)) for index in range(3)]
@@ -91,17 +98,13 @@ def test_too_many_recordings_are_refused_at_once_and_known_voices_are_not() -> N
     house.models.voice.gate.set()
     assert [sender.wait() for sender in (*waiting, shared)] == [None] * 4
     assert house.models.voice.calls == 4
-    house.wait_empty()
-    house.orchestrator.close()
 
 
-def test_an_utterance_that_is_too_long_is_refused_before_it_is_rendered() -> None:
-    house = House(dataclasses.replace(CONFIG, max_offline_tokens=30))
+@house_with(max_offline_tokens=30)
+def test_an_utterance_that_is_too_long_is_refused_before_it_is_rendered(house: House) -> None:
     found = house.send(start_request("Hello world, once more.", is_offline=True, speed=1.5)).wait()
     assert isinstance(found, InvalidInputError) and "1.2 s" in str(found)
     assert house.models.token2wav.speeds == []
-    house.wait_empty()
-    house.orchestrator.close()
 
 
 def test_a_cancel_while_the_start_is_on_its_way_follows_it(house: House) -> None:
@@ -164,8 +167,8 @@ def test_a_session_waiting_for_text_renews_its_leases(house: House) -> None:
     assert_whole(sender, "Hello world.!")
 
 
-def test_generation_waits_while_the_listener_has_enough() -> None:
-    house = House(RuntimeConfig(max_text_chars=1000, max_unread_audio_s=5.0, drain_timeout_s=0.0))
+@house_with(max_text_chars=1000, max_unread_audio_s=5.0)
+def test_generation_waits_while_the_listener_has_enough(house: House) -> None:
     text = "Hello world. " * 20
     sender = house.send(start_request(text))
     for _ in range(100):
@@ -178,12 +181,11 @@ def test_generation_waits_while_the_listener_has_enough() -> None:
         house.orchestrator.watch()
     assert_whole(sender, text)
     assert house.clock.now - 100.0 >= tokens_of(text) / 25 - 10.0
-    house.orchestrator.close()
 
 
-def start_drain(house: House) -> threading.Thread:
-    """Returns the draining thread; from now on new sessions are refused."""
-    thread = threading.Thread(target=house.orchestrator.drain, args=(WAIT_S,))
+def begin(house: House, end: Callable[..., None], *arguments: object) -> threading.Thread:
+    """A drain or a failure: returns its thread; from now on new sessions are refused."""
+    thread = threading.Thread(target=end, args=arguments)
     thread.start()
     house.wait_until(lambda: house.orchestrator._refusal is not None, "it refuses nobody")
     return thread
@@ -191,7 +193,7 @@ def start_drain(house: House) -> threading.Thread:
 
 def test_running_sessions_still_accept_text_during_a_drain(house: House) -> None:
     sender = house.send(start_request("Hello ", is_end=False))
-    drained = start_drain(house)
+    drained = begin(house, house.orchestrator.drain, WAIT_S)
     assert isinstance(house.refused(start_request(session_id="new")), ShuttingDownError)
     assert house.send(append_request("world")).endings == [None]
     assert drained.is_alive() and sender.endings == []
@@ -210,19 +212,11 @@ def test_close_ends_what_is_left_after_the_deadline(house: House) -> None:
     house.orchestrator.close()
 
 
-def start_failure(house: House, model: str, patience_s: float = WAIT_S) -> threading.Thread:
-    """As ``start_drain``: a process of ``model`` has failed."""
-    thread = threading.Thread(target=house.orchestrator.fail, args=(model, patience_s))
-    thread.start()
-    house.wait_until(lambda: house.orchestrator._refusal is not None, "it refuses nobody")
-    return thread
-
-
 @pytest.mark.parametrize("model", ["llm_bistream", "token2wav"])
 def test_sessions_that_need_a_failed_model_are_told_at_once(house: House, model: str) -> None:
     sender = house.send(start_request("Hello world.", is_end=False))
     sender.wait_chunks(1)
-    failure = start_failure(house, model)
+    failure = begin(house, house.orchestrator.fail, model, WAIT_S)
     assert isinstance(sender.wait(), EngineError) and len(sender.endings) == 1
     failure.join(WAIT_S)
     assert not failure.is_alive()
@@ -231,10 +225,9 @@ def test_sessions_that_need_a_failed_model_are_told_at_once(house: House, model:
 
 def test_a_session_whose_call_never_returns_is_told_all_the_same(house: House) -> None:
     """A call into a dead process is never answered."""
-    gate = house.models.token2wav.gates[0] = threading.Event()
-    house.models.token2wav.reached[0] = threading.Event()
+    gate, reached = house.models.token2wav.hold()
     sender = house.send(start_request("Hello world."))
-    assert house.models.token2wav.reached[0].wait(WAIT_S)
+    assert reached.wait(WAIT_S)
     house.orchestrator.fail("token2wav", WAIT_S)
     assert isinstance(sender.endings[0], EngineError) and house.orchestrator.open_sessions == 1
     gate.set()
@@ -243,13 +236,12 @@ def test_a_session_whose_call_never_returns_is_told_all_the_same(house: House) -
 
 
 def test_a_session_with_all_its_tokens_outlives_the_language_model(house: House) -> None:
-    gate = house.models.token2wav.gates[0] = threading.Event()
-    house.models.token2wav.reached[0] = threading.Event()
+    gate, reached = house.models.token2wav.hold()
     sender = house.send(start_request("Hello world."))
-    assert house.models.token2wav.reached[0].wait(WAIT_S)
+    assert reached.wait(WAIT_S)
     session = house.run().session
     house.wait_until(lambda: session.finish_reason is not None, "tokens are missing")
-    failure = start_failure(house, "llm_bistream")
+    failure = begin(house, house.orchestrator.fail, "llm_bistream", WAIT_S)
     gate.set()
     failure.join(WAIT_S)
     assert not failure.is_alive()
@@ -267,7 +259,7 @@ def test_sessions_that_do_not_need_the_failed_model_end_with_an_error_after_the_
 def test_a_failure_ends_a_drain(house: House) -> None:
     sender = house.send(start_request("Hello world.", is_end=False))
     sender.wait_chunks(1)
-    drained = start_drain(house)
+    drained = begin(house, house.orchestrator.drain, WAIT_S)
     house.orchestrator.fail("token2wav", WAIT_S)
     assert isinstance(sender.wait(), EngineError)
     drained.join(WAIT_S)

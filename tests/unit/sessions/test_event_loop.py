@@ -62,10 +62,3 @@ def test_closing_ends_whoever_waits(caplog: pytest.LogCaptureFixture) -> None:
     waiting.join(WAIT_S)
     assert results == [None] and ended.is_set()
     loop.close()
-
-
-def test_a_closed_loop_takes_nothing() -> None:
-    loop = EventLoop("test-loop")
-    loop.close()
-    assert not loop.call(lambda: None)
-    assert loop.run(nothing()) is None

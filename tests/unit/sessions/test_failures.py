@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 
 import pytest
 
@@ -17,12 +16,12 @@ from tests.unit.sessions.house import House, assert_whole
 
 @pytest.mark.parametrize("model", ["language model", "token2wav"])
 def test_a_model_that_never_answers_ends_its_session(house: House, model: str) -> None:
-    models, gate = house.models, threading.Event()
+    models = house.models
     if model == "token2wav":
-        models.token2wav.gates[0], asked = gate, threading.Event()
-        models.token2wav.reached[0] = asked
+        gate, asked = models.token2wav.hold()
     else:
-        models.language_model.holds_start, asked = gate, models.language_model.start_sent
+        gate, asked = threading.Event(), models.language_model.start_sent
+        models.language_model.holds_start = gate
     sender = house.send(start_request("Hello world."))
     assert asked.wait(WAIT_S)
     house.clock.now += ANSWER_TIMEOUT_S - 1.0
@@ -43,38 +42,21 @@ def test_a_session_that_waits_for_its_client_is_owed_nothing(house: House) -> No
     assert_whole(sender, "Hello world.")
 
 
-def fail_voice(models: FakeModels, error: Exception) -> None:
-    models.voice.fails = error
+def fail(models: FakeModels, step: str | int, error: Exception) -> None:
+    """step: the analysis of the voice, the start of the language model, the number of its message or of a hop."""
+    if step == "voice":
+        models.voice.fails = error
+    elif isinstance(step, str) and step.startswith("hop"):
+        models.token2wav.fails_at[int(step[-1])] = error
+    else:
+        models.language_model.fails_at[step] = error
 
 
-def fail_start(models: FakeModels, error: Exception) -> None:
-    models.language_model.fails_at["start"] = error
-
-
-def fail_message(number: int) -> Callable[[FakeModels, Exception], None]:
-    def fail(models: FakeModels, error: Exception) -> None:
-        models.language_model.fails_at[number] = error
-
-    return fail
-
-
-def fail_hop(number: int) -> Callable[[FakeModels, Exception], None]:
-    def fail(models: FakeModels, error: Exception) -> None:
-        models.token2wav.fails_at[number] = error
-
-    return fail
-
-
-STEPS = [fail_voice, fail_start, *map(fail_message, range(4)), *map(fail_hop, range(3))]
-
-
-@pytest.mark.parametrize("fail", STEPS)
+@pytest.mark.parametrize("step", ["voice", "start", 0, 1, 2, 3, "hop 0", "hop 1", "hop 2"])
 @pytest.mark.parametrize("error", [BusyError("All are busy; wait.", "inner"), ValueError("secret at /root/model.py")])
-def test_a_failing_model_ends_its_session_alone(
-    house: House, fail: Callable[[FakeModels, Exception], None], error: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.CRITICAL, "bistream")
-    fail(house.models, error)
+def test_a_failing_model_ends_its_session_alone(house: House, step: str | int, error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """The traceback of an unexpected error goes to the log, and nowhere else."""
+    fail(house.models, step, error)
     sender = house.send(start_request("Hello world, how are you?"))
     ending = sender.wait()
     assert ending is not None
@@ -86,6 +68,8 @@ def test_a_failing_model_ends_its_session_alone(
         assert "secret" not in ending.sentence
         assert "/" not in ending.sentence
     house.wait_empty()
+    logged = [record for record in caplog.records if record.exc_info and "secret" in str(record.exc_info[1])]
+    assert bool(logged) == isinstance(error, ValueError)
     house.models.voice.fails = None
     house.models.language_model.fails_at.clear()
     house.models.token2wav.fails_at.clear()
@@ -94,11 +78,9 @@ def test_a_failing_model_ends_its_session_alone(
 
 
 @pytest.mark.parametrize("error", [UnknownSessionError("No id."), SessionExistsError("That id."), CancelledError("Cancelled.")])
-@pytest.mark.parametrize("fail", [fail_start, fail_message(0), fail_hop(1)])
-def test_a_models_error_about_our_own_id_does_not_reach_the_client(
-    house: House, fail: Callable[[FakeModels, Exception], None], error: BistreamError
-) -> None:
-    fail(house.models, error)
+@pytest.mark.parametrize("step", ["start", 0, "hop 1"])
+def test_a_models_error_about_our_own_id_does_not_reach_the_client(house: House, step: str | int, error: BistreamError) -> None:
+    fail(house.models, step, error)
     ending = house.send(start_request("Hello world, how are you?")).wait()
     assert isinstance(ending, EngineError)
     assert error.sentence not in ending.sentence
@@ -119,13 +101,6 @@ def test_a_faulty_sender_does_not_keep_the_others_from_being_watched(house: Hous
     assert isinstance(sender.wait(), CancelledError)
 
 
-def test_the_traceback_of_an_unexpected_error_goes_to_the_log(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    fail_start(house.models, ValueError("secret"))
-    house.send(start_request()).wait()
-    house.wait_empty()
-    assert any(record.exc_info and "secret" in str(record.exc_info[1]) for record in caplog.records)
-
-
 def test_an_append_that_fails_ends_the_session(house: House) -> None:
     sender = house.send(start_request("Hello", is_end=False))
     assert house.models.language_model.start_arrived.wait(WAIT_S)
@@ -143,6 +118,16 @@ def test_a_language_model_that_gives_up_is_an_error(house: House, reason: Finish
     house.wait_empty()
 
 
-def test_a_session_cut_by_the_length_limit_is_spoken_to_its_end(house: House) -> None:
+def test_a_session_cut_by_the_length_limit_is_spoken_to_its_end_and_takes_no_more_text(house: House) -> None:
     house.models.language_model.ends_with = FinishReason.LENGTH
-    assert_whole(house.send(start_request("Hello world.")), "Hello world.")
+    gate, _ = house.models.token2wav.hold()
+    sender = house.send(start_request("Hello ", is_end=False))
+    session = house.run().session
+    assert house.models.language_model.start_arrived.wait(WAIT_S)
+    house.models.language_model.cuts = True
+    house.send(append_request("world."))
+    house.wait_until(lambda: session.finish_reason is not None, "it is not cut")
+    error = house.refused(append_request("more"))
+    assert isinstance(error, UnknownSessionError) and "length limit" in error.sentence
+    gate.set()
+    assert_whole(sender, "Hello world.")

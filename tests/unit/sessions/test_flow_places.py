@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,8 +27,8 @@ from bistream.token2mel.state_budget import reserved_pages
 from bistream.token2wav.load_report import LoadReport
 from bistream.types import GenerationOptions, VoicePrompt
 from tests.formats import AUDIO_FORMAT
-from tests.unit.sessions.fakes import WAIT_S, start_request
-from tests.unit.sessions.house import CONFIG, House, assert_whole
+from tests.unit.sessions.fakes import start_request
+from tests.unit.sessions.house import House
 
 H200_PAGES = 2426  # of an H200 that keeps a KV cache for 800 sessions
 RESERVE = 10
@@ -191,29 +188,6 @@ def test_no_session_counts_for_more_than_the_server_promises(
     standing = SessionLoad(tokens_ended=tokens_ended, received_s=received_s, reserved_s=reserved_s)
     need = need_of(start, standing, LoadReport(pages=100, reserve_pages=RESERVE), lengths, AUDIO_FORMAT)
     assert reserved_s <= longest_s and need.reserved <= need.pages <= longest_s
-
-
-@pytest.fixture
-def house() -> Iterator[House]:
-    house = House(replace(CONFIG, admission_load=0.0))
-    yield house
-    house.orchestrator.close()
-
-
-def test_without_room_for_its_state_a_start_is_refused_before_anything_is_computed(house: House) -> None:
-    house.models.token2wav.load = LoadReport(pages=13, reserve_pages=RESERVE)
-    house.models.token2wav.gates[0] = threading.Event()
-    house.models.token2wav.reached[0] = threading.Event()
-    speaking = house.send(start_request())
-    assert house.models.token2wav.reached[0].wait(WAIT_S)
-    error = house.refused(start_request("And another", session_id="other", is_end=False))
-    assert isinstance(error, BusyError) and error.retry_after_s is not None and "flow state" in error.sentence
-    assert len(house.models.language_model.starts) == house.models.voice.calls == 1
-    house.models.token2wav.gates[0].set()
-    assert_whole(speaking, "Hello world.")
-    house.wait_empty()
-    assert_whole(house.send(start_request(session_id="other")), "Hello world.")
-    assert [hop.expected_speech_s for hop in house.models.token2wav.hops if hop.prompt is not None] == [LEAST_RESERVED_S] * 2
 
 
 def test_an_utterance_at_another_speed_says_how_long_it_is_at_the_usual_one(house: House) -> None:

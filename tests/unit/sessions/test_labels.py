@@ -39,44 +39,35 @@ def test_what_is_not_said_is_moderate_and_no_default_speaker_speaks() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"gender": "neutral"}, "gender must be one of female, male; correct it."),
-        ({"gender": ""}, "gender must be one of female, male; correct it."),
-        ({"pitch": "medium"}, "pitch must be one of very_low, low, moderate, high, very_high; correct it."),
-        ({"speaking_rate": "1.5"}, "speaking_rate must be one of very_low, low, moderate, high, very_high; correct it."),
-        ({"gender": None, "pitch": "high"}, "pitch describes a voice to be made, which needs a gender; send gender female or male too."),
-        (
-            {"gender": None, "speaking_rate": "low"},
-            "speaking_rate describes a voice to be made, which needs a gender; send gender female or male too.",
-        ),
-        ({"reference_wav": REFERENCE}, "The request has both reference_wav and gender; send a voice, or the labels of one to be made."),
-        ({"reference_hash": "0" * 64}, "The request has both reference_hash and gender; send a voice, or the labels of one to be made."),
-        (
-            {"speaker_id": "anna", "gender": None, "pitch": "low"},
-            "The request has both speaker_id and pitch; send a voice, or the labels of one to be made.",
-        ),
+        ({"gender": "neutral"}, "gender must be one of female, male"),
+        ({"gender": ""}, "gender must be one of female, male"),
+        ({"pitch": "medium"}, "pitch must be one of very_low, low, moderate, high, very_high"),
+        ({"speaking_rate": "1.5"}, "speaking_rate must be one of very_low"),
+        ({"gender": None, "pitch": "high"}, "pitch describes a voice to be made, which needs a gender"),
+        ({"gender": None, "speaking_rate": "low"}, "speaking_rate describes a voice to be made"),
+        ({"reference_wav": REFERENCE}, "both reference_wav and gender"),
+        ({"reference_hash": "0" * 64}, "both reference_hash and gender"),
+        ({"speaker_id": "anna", "gender": None, "pitch": "low"}, "both speaker_id and pitch"),
     ],
 )
 def test_labels_that_cannot_be_are_refused_in_one_sentence(values: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(InvalidInputError) as caught:
+    with pytest.raises(InvalidInputError, match=sentence):
         start(**values)
-    assert caught.value.sentence == sentence
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-@pytest.mark.parametrize("name", ["gender", "pitch", "speaking_rate"])
-def test_only_a_family_that_makes_voices_takes_labels(family: Family, name: str, tmp_path: Path) -> None:
+def test_only_a_family_that_makes_voices_takes_labels(family: Family, tmp_path: Path) -> None:
     """Through the orchestrator, which reads the card of the model directory."""
     yaml = tmp_path / family.yaml_names[0]
     yaml.parent.mkdir(exist_ok=True)
     yaml.write_text("")
     house = House(replace(CONFIG, model_dir=str(tmp_path)))
-    words = {"gender": "male", name: "male" if name == "gender" else "high"}
-    if family.takes_labels:
-        assert house.send(start_request(**NO_VOICE, **words)).wait() is None
-    else:
-        error = house.refused(start_request(**NO_VOICE, **words))
-        assert error.sentence == "This checkpoint makes no voices of labels; leave out gender, pitch and speaking_rate."
-        assert isinstance(error, InvalidInputError) and house.models.voice.calls == 0
+    for words in ({"gender": "male"}, {"gender": "male", "pitch": "high"}, {"gender": "male", "speaking_rate": "low"}):
+        error = house.send(start_request(**NO_VOICE, **words)).wait()
+        assert (error is None) == family.takes_labels
+        if error is not None:
+            assert error.sentence == "This checkpoint makes no voices of labels; leave out gender, pitch and speaking_rate."
+            assert isinstance(error, InvalidInputError) and house.models.voice.calls == 0
     house.orchestrator.close()
 
 

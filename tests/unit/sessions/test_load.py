@@ -14,9 +14,11 @@ from bistream.errors import BusyError
 from bistream.sessions import load
 from bistream.sessions.load import (
     ASSUMED_CAPACITY,
+    FIRST_RETRY_S,
     LENGTH_MARGIN,
     MAX_RETRY_S,
     MIN_RETRY_S,
+    RATE_WINDOW_S,
     RECOUNT_S,
     Lengths,
     LoadControl,
@@ -123,6 +125,8 @@ def test_a_hint_is_within_its_bounds_and_grows_with_those_who_wait(ends: list[in
         desk.control.ended(None, 5.0)
     hints = [desk.control.retry_after_s() for _ in range(50)]
     assert hints == sorted(hints) and MIN_RETRY_S <= hints[0] and hints[-1] <= MAX_RETRY_S
+    desk.now_s += 1.1 * RATE_WINDOW_S
+    assert desk.control.retry_after_s() == FIRST_RETRY_S, "what was so long ago is forgotten"
 
 
 def test_what_a_session_promises() -> None:
@@ -195,14 +199,6 @@ def test_short_texts_say_little_about_long_ones(short_share: float) -> None:
         size = 4 if number % 10 < 10 * short_share else 300
         lengths.ended(size, speech_s(size))
     assert speech_s(300) < lengths.expected_s(300) < 1.2 * LENGTH_MARGIN * speech_s(300)
-
-
-def test_what_has_ended_long_ago_is_forgotten() -> None:
-    desk = Desk(REPORT)
-    for _ in range(5_000):
-        desk.now_s += 0.1
-        desk.control.ended(100, 5.0)
-    assert len(desk.control._ended) <= 101
 
 
 def test_with_bounded_left_context_every_session_reserves_the_same() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,10 @@ from bistream.config import RuntimeConfig
 from bistream.contract.voices import PRESET, REGISTERED, ListedVoice, format_voices, parse_voices
 from bistream.errors import CheckpointError, UnknownSpeakerError
 from bistream.sessions.named_voices import NamedVoices, open_voices
+from bistream.sessions.voices import Voices
 from bistream.text.tokenizer import TextTokenizer
 from bistream.voice.registry import VoiceRegistry
+from tests.unit.sessions.fakes import FakeVoicePort
 from tests.unit.voice.voices import assert_same_voice, random_voice
 
 SAID = "What <strong>she</strong> said, \u4f60\u597d [laughter]."
@@ -82,3 +85,20 @@ def test_a_damaged_file_is_named(model_dir: Path, tmp_path: Path) -> None:
     voices = NamedVoices(VoiceRegistry(tmp_path / "voices"), tmp_path)
     with pytest.raises(CheckpointError, match="spk2info.pt"):
         voices.load("anna")
+
+
+def test_a_setting_that_names_no_voice_is_logged_because_one_may_be_registered_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def logged(**settings: Any) -> str:
+        caplog.clear()
+        Voices(RuntimeConfig(**settings), FakeVoicePort())
+        return caplog.text
+
+    caplog.set_level("INFO")
+    directory = str(tmp_path / "voices")
+    assert "voices_dir" in logged(voices_dir=directory)
+    assert "default_speaker_id 'anna'" in logged(default_speaker_id="anna")
+    VoiceRegistry(directory).save("anna", random_voice())
+    assert logged() == logged(voices_dir=directory, default_speaker_id="anna") == ""
+    assert "default_speaker_id 'bert'" in logged(voices_dir=directory, default_speaker_id="bert")

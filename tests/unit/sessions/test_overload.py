@@ -1,4 +1,4 @@
-"""Admission by capacity under any offered load, in a simulation with the batch times of an H200 (about 790 audio seconds per second)."""
+"""Admission by capacity under any offered load, in a simulation."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 
 from tests.unit.sessions.crowd import Listener, Server, poisson
 
-CAPACITY = 790.0
+CAPACITY = 96.0  # audio seconds per second
 MINUTE_TOKENS = 1500
+PAGES = 250
 HEARD_S = 0.02
 
 
@@ -47,7 +48,6 @@ def test_beyond_capacity_nobody_who_was_admitted_hears_a_gap() -> None:
 def test_a_pace_that_halves_is_known_within_seconds() -> None:
     """Those who were admitted before cannot be served any more; from 20 s later on, nobody hears more than a click."""
     server = offer(2.0, 70.0, slowness=lambda now_s: 2.0 if now_s > 20.0 else 1.0)
-    assert not gaps(server.admitted(0.0, 4.0))
     assert len(server.admitted(21.0, 32.0)) < 0.7 * len(server.admitted(9.0, 20.0))
     assert not gaps(server.admitted(40.0), 0.05)
     assert server.audio_s_per_s(50.0, 70.0) >= 0.8 * CAPACITY / 2
@@ -58,12 +58,11 @@ def test_flow_state_suffices_for_those_who_were_admitted(is_whole: bool) -> None
     """Of lengths from 2 to 60 s; text in pieces needs some ended sessions before their length is known."""
     chance = random.Random(3)
     server = Server(
-        poisson(chance, 20.0, 90.0, lambda at_s: Listener(at_s, chance.randint(50, MINUTE_TOKENS), 60.0, is_whole)),
-        pages=1000,
-        slowness=lambda now_s: 4.0,
+        poisson(chance, 4.0, 60.0, lambda at_s: Listener(at_s, chance.randint(50, MINUTE_TOKENS), 60.0, is_whole)),
+        pages=PAGES,
     )
-    server.run(45.0)
+    server.run(20.0)
     server.most_pages = 0.0
-    server.run(90.0)
-    assert 200 < server.most_pages <= 1000
+    server.run(60.0)
+    assert PAGES / 4 < server.most_pages <= PAGES
     assert not gaps(server.admitted())

@@ -1,4 +1,4 @@
-"""The listener's buffer and the text that has certainly been spoken."""
+"""The listener's buffer, the text that has certainly been spoken, and where the voice is: the estimate and its bounds."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.sessions.playback import Playback, SpokenEffort, SpokenText
-from bistream.types import SpeechTokens
-from tests.formats import AUDIO_FORMAT, SAMPLE_RATE, SAMPLES_PER_TOKEN
+from bistream.hops.text_pace import TextPace
+from bistream.sessions.playback import Playback, SpokenEffort, SpokenText, pace_of, position, usual_pace
+from bistream.types import FinishReason, SpeechTokens
+from tests.formats import AUDIO_FORMAT, BLOCKS, SAMPLE_RATE, SAMPLES_PER_TOKEN
 
 SETTINGS = settings(max_examples=20, deadline=None)
+USUAL_PACE = usual_pace(AUDIO_FORMAT)
 
 
 def test_a_listener_plays_from_the_first_chunk_and_waits_in_a_gap() -> None:
@@ -62,3 +64,46 @@ def test_text_is_reported_as_spoken_only_with_all_its_tokens(messages: list[tupl
         expected = max((done for needed, done in marks if needed * SAMPLES_PER_TOKEN <= samples), default=0)
         assert spoken.characters(samples, is_last=False) == expected
     assert spoken.characters(samples, is_last=True) == characters
+
+
+@SETTINGS
+@given(st.text(max_size=60), st.floats(0, 500), st.floats(0.2, 2), st.integers(0, 60), st.integers(0, 60))
+def test_the_estimate_keeps_its_bounds_and_grows_with_the_speech(text: str, tokens: float, pace: float, one: int, other: int) -> None:
+    effort, bounds = SpokenEffort(), (min(one, other), max(one, other))
+    effort.push(text)
+    found = position(effort, tokens, pace, None, bounds)
+    assert bounds[0] <= found <= bounds[1]
+    assert found <= position(effort, tokens + 5.0, pace, None, bounds)
+
+
+def test_a_transcript_that_says_something_else_is_no_measure() -> None:
+    assert pace_of("", 100, AUDIO_FORMAT) == pace_of("Hi.", 0, AUDIO_FORMAT) == USUAL_PACE
+    assert pace_of("Hi.", 1000, AUDIO_FORMAT) == 0.5 * USUAL_PACE
+    assert pace_of("word " * 400, 10, AUDIO_FORMAT) == 2.0 * USUAL_PACE
+
+
+def test_what_the_model_attends_to_counts_before_the_pace() -> None:
+    """Between two messages in proportion; bounded as every estimate; without a voice's pace."""
+    effort = SpokenEffort()
+    effort.push("x" * 200)
+    text = SpokenText(effort, AUDIO_FORMAT)
+    text.tokens_came(SpeechTokens((1,) * 15, 0, None, False, 40, 10, text_attended=9))
+    text.tokens_came(SpeechTokens((1,) * 10, 1, None, False, 40, 10, text_attended=19))
+    text.tokens_came(SpeechTokens((1,) * 5, 1, None, False, 40, 10, text_attended=60))
+    at = [text.position(tokens * SAMPLES_PER_TOKEN, False) for tokens in (0, 5, 15, 20, 25, 30)]
+    assert at == [0, 3, 9, 14, 19, 40], "it cannot be beyond the text that the model was given"
+    text.tokens_came(SpeechTokens((1,) * 10, 200, FinishReason.EOS, False, 200, 50, text_attended=190))
+    assert text.position(35 * SAMPLES_PER_TOKEN, False) == 125 and text.position(40 * SAMPLES_PER_TOKEN, False) == 200
+    assert text.position(40 * SAMPLES_PER_TOKEN, True) == 200
+
+
+def test_when_the_next_block_is_expected() -> None:
+    pace = TextPace(BLOCKS.text_tokens)
+    assert pace.next_block_s(0, 0, 1.0) is None
+    pace.came(20, 10.0)
+    assert pace.next_block_s(20, 5, 10.5) is None, "one piece has no pace"
+    pace.came(30, 11.0)
+    assert pace.next_block_s(20, 5, 11.0) == pytest.approx(1.4), "of six tokens with four characters each, ten are there"
+    assert pace.next_block_s(20, 5, 13.0) == pytest.approx(4.2), "a pause counts"
+    pace.came(44, 13.0)
+    assert pace.next_block_s(20, 5, 13.0) == 0.0

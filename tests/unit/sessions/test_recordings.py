@@ -57,14 +57,6 @@ def test_both_models_hear_the_speech_alone_and_the_hash_is_that_of_what_was_sent
     voices.close(WAIT_S)
 
 
-def test_a_setting_hands_recordings_on_as_they_came() -> None:
-    port = ListeningPort()
-    voices = Voices(replace(CONFIG, condition_recordings=False), port)
-    voices.request(start()).result.result(WAIT_S)
-    np.testing.assert_array_equal(port.heard[0], RECORDING)
-    voices.close(WAIT_S)
-
-
 def test_a_source_keeps_its_samples_and_needs_speech() -> None:
     port = ListeningPort()
     voices = Voices(CONFIG, port)

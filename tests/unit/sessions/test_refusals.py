@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -104,10 +103,10 @@ def test_a_refused_piece_leaves_the_session_unchanged(house: House) -> None:
 
 
 def test_text_after_its_end_is_refused(house: House) -> None:
-    house.models.token2wav.gates[0] = threading.Event()
+    gate, _ = house.models.token2wav.hold()
     sender = house.send(start_request("Hello world."))
     assert isinstance(house.refused(append_request("more")), InvalidInputError)
-    house.models.token2wav.gates[0].set()
+    gate.set()
     assert_whole(sender, "Hello world.")
 
 

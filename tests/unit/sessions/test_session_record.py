@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bistream.errors import BusyError
 from bistream.metrics.catalogue import OUTER_STAGES
 from bistream.metrics.session_log import LOGGER
 from bistream.sessions.session_record import SessionRecord, Timestamps
@@ -87,7 +88,8 @@ def test_refusals_are_counted_by_code_and_start_nothing(house: House, lines: Any
     house.refused(start_request(""))
     for number in range(4):
         house.send(start_request("Wait", session_id=f"s{number}", is_end=False))
-    house.refused(start_request("No room.", session_id="s4"))
+    full = house.refused(start_request("No room.", session_id="s4"))
+    assert isinstance(full, BusyError) and full.retry_after_s is not None
     now = house.recorder
     assert nonzero(now, "requests_refused_total", "code") == {"UNKNOWN_SESSION": 1, "INVALID_INPUT": 1, "BUSY": 1}
     assert sample(now, "session_starts_total") == 4 == sum(nonzero(now, "sessions", "state").values()) and lines() == []

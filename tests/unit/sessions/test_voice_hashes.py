@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from bistream.config import RuntimeConfig
 from bistream.contract.voices import reference_hash
 from bistream.errors import InvalidInputError, UnknownVoiceError
 from bistream.sessions.ports import BistreamRequest
 from tests.unit.sessions.fakes import REFERENCE, append_request, cancel_request, start_request
-from tests.unit.sessions.house import CONFIG, House, assert_whole
+from tests.unit.sessions.house import CONFIG, House, assert_whole, house_with
 
 TRANSCRIPT = "Reference."
 HASH = reference_hash(REFERENCE, TRANSCRIPT)
@@ -73,12 +72,11 @@ def test_a_hash_beside_the_recording_must_be_its_own(house: House) -> None:
     assert isinstance(house.refused(by_hash(reference_hash=wrong)), UnknownVoiceError), "nothing was kept under the wrong name"
 
 
-def test_a_forgotten_voice_is_wanted_again() -> None:
-    house = House(RuntimeConfig(max_sessions=4, max_text_chars=100, drain_timeout_s=0.0, voice_cache_size=1))
+@house_with(voice_cache_size=1)
+def test_a_forgotten_voice_is_wanted_again(house: House) -> None:
     assert house.send(start_request()).wait() is None
     assert house.send(by_hash()).wait() is None
     assert house.send(start_request(reference_text="Another.")).wait() is None
     assert isinstance(house.refused(by_hash()), UnknownVoiceError)
     assert house.send(start_request()).wait() is None
     assert house.models.voice.calls == 3
-    house.orchestrator.close()
