@@ -2,7 +2,7 @@
 
 It is turn-level, because TensorRT-LLM and other engines own their step loop. A *turn* appends ids to a live sequence and
 decodes until a stop id or a limit; between turns the sequence stays, whether its KV cache does or not. The ledger of its ids is kept
-above the engine (``LayoutState.ledger``), so it can be continued in any other engine, also after a failure.
+above the engine (``LayoutState.ledger``), so another sequence can continue it.
 
 Contract, checked on every engine by one conformance suite:
 

@@ -102,7 +102,7 @@ class LayoutState:
     by which the speech of the text is bounded; None: by the number of text tokens alone, as upstream does.
 
     ``ledger``: all ids of the sequence, in order: appended when their turn starts, yielded ones when it has ended (in whatever way). A
-    new sequence, in any engine, that is first given the ledger continues where this one was. Stop ids are not part of it.
+    new sequence that is first given the ledger continues where this one was. Stop ids are not part of it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""``EngineConformance`` on the TensorRT-LLM engine over the fake library: the end id is among the ids of an answer, or not."""
+"""``EngineConformance`` on the TensorRT-LLM engine over the fake library."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from tests.unit.text2token.engine_conformance import Bench, EngineConformance
 from tests.unit.text2token.tensorrt_llm.bench import PortBench
 
 
-@pytest.mark.parametrize("bench", [True, False], ids=["with_end_id", "without"], indirect=True)
 class TestTensorRtLlmEngine(EngineConformance):
     @pytest.fixture
-    def bench(self, request: pytest.FixtureRequest) -> Iterator[Bench]:
-        port_bench = PortBench(end_id_in_output=request.param)
+    def bench(self) -> Iterator[Bench]:
+        port_bench = PortBench()
         yield port_bench.bench()
         port_bench.close()

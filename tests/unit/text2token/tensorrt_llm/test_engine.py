@@ -18,7 +18,7 @@ from bistream.metrics.recorder import Recorder
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.factory import make_engine
 from bistream.text2token.tensorrt_llm.engine import STALL_S
-from bistream.text2token.tensorrt_llm.library import FORBIDDEN_BIAS, SINGLE_PROCESS, load_llmapi
+from bistream.text2token.tensorrt_llm.library import SINGLE_PROCESS, load_llmapi
 from tests.fakes import RecordingSink
 from tests.recorded import sample
 from tests.unit.text2token.tensorrt_llm.bench import MERGED, PortBench
@@ -57,18 +57,6 @@ def recorder() -> Recorder:
     return Recorder()
 
 
-def test_a_turn_is_one_request_with_the_whole_sequence_as_prompt(bench: PortBench) -> None:
-    session = bench.engine.open("a", SamplingSpec(top_k=25, top_p=0.8, temperature=0.7), 400)
-    first, _ = bench.run(session, PROMPT, FILL_OR_LENGTH)
-    bench.run(session, [5, 6, 7, 8, 9], FILL_OR_LENGTH)
-    (one, sampling), (two, _) = bench.library.requests
-    assert one == MERGED.to_merged(PROMPT)
-    assert two == MERGED.to_merged([*PROMPT, *first, 5, 6, 7, 8, 9])
-    assert (sampling.end_id, sampling.stop_token_ids, sampling.max_tokens) == (EOS, [SECOND, FILL], 15)
-    assert (sampling.top_k, sampling.top_p, sampling.temperature) == (25, 0.8, 0.7)
-    assert sampling.embedding_bias is None and not sampling.detokenize
-
-
 @pytest.mark.parametrize("end_id_in_output", [True, False])
 @pytest.mark.parametrize("stop_id", SPACE.specials)
 def test_every_stop_id_is_recognized(stop_id: int, end_id_in_output: bool) -> None:
@@ -85,12 +73,8 @@ def test_a_forbidden_stop_id_is_rejected_and_drawn_again_with_a_mask(recorder: R
     session = bench.engine.open("a", GREEDY, 400)
     ids, result = bench.run(session, PROMPT, FILL_OR_LENGTH)
     assert (len(ids), result) == (15, TurnResult(TurnEnd.LENGTH))
-    (_, first), (again, masked), (rest, last) = bench.library.requests
-    assert (first.max_tokens, masked.max_tokens, last.max_tokens) == (15, 1, 9)
-    assert again == MERGED.to_merged([*PROMPT, *ids[:5]]) and rest == MERGED.to_merged([*PROMPT, *ids[:6]])
-    bias = masked.embedding_bias
-    assert len(bias) == MERGED.vocab_size and [int(one) for one in (bias < 0).nonzero().flatten()] == [EOS, SECOND]
-    assert float(bias[EOS]) == pytest.approx(FORBIDDEN_BIAS) and first.embedding_bias is last.embedding_bias is None
+    _, (_, masked), _ = bench.library.requests
+    assert masked.max_tokens == 1 and [int(one) for one in (masked.embedding_bias < 0).nonzero().flatten()] == [EOS, SECOND]
     assert counted(recorder, catalogue.REJECTED_STOPS.name) == 1
     bench.close()
 

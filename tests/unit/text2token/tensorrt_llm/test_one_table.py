@@ -14,10 +14,10 @@ import torch
 from bistream.checkpoints.one_table import OneTableConfig
 from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
-from bistream.errors import BistreamError, ConfigError
+from bistream.errors import BistreamError
 from bistream.families.spark import SPARK
 from bistream.text2token import factory
-from bistream.text2token.engine import Engine, SamplingSpec, TokenSpace
+from bistream.text2token.engine import Engine, TokenSpace
 from bistream.text2token.factory import LanguageModelParts, load_parts
 from bistream.text2token.one_table.prompts import SpeakerTokens
 from bistream.text2token.one_table.weights import build_weights, load_state
@@ -102,15 +102,3 @@ def test_sampling_is_that_of_the_release(bench: PortBench, config: RuntimeConfig
     for _, sampling in bench.library.requests:
         assert (sampling.temperature, sampling.top_k, sampling.top_p) == (pytest.approx(0.4), 50, 0.95)
         assert sampling.stop_token_ids == [] and sampling.end_id == sizes.table_size + sizes.speech_token_size
-
-
-def test_every_session_has_its_longest_sequence(bench: PortBench, config: RuntimeConfig, sizes: OneTableConfig) -> None:
-    assert bench.engine.capabilities.max_sequence_ids == sizes.longest_sequence
-    for number in range(config.max_sessions):
-        bench.engine.open(f"{number}", SamplingSpec(), sizes.longest_sequence)
-    bench.close()
-
-
-def test_float16_is_refused(config: RuntimeConfig) -> None:
-    with pytest.raises(ConfigError, match="become NaN"):
-        load_parts(replace(config, engine="tensorrt_llm", dtype="float16"))

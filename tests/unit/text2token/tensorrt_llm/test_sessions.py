@@ -1,4 +1,4 @@
-"""The speech token service over the engine, and many threads on one engine."""
+"""Many threads on one engine."""
 
 from __future__ import annotations
 
@@ -6,51 +6,12 @@ import random
 import threading
 from dataclasses import replace
 
-from bistream.config import RuntimeConfig
-from bistream.errors import BusyError, CancelledError
-from bistream.text.tokenizer import TextTokenizer
-from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnEnd, TurnLimits, TurnResult
-from bistream.text2token.factory import LanguageModelParts
-from bistream.text2token.service import SpeechTokenService
+from bistream.errors import BusyError
+from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.tensorrt_llm.engine import TensorRtLlmEngine
-from bistream.text2token.tensorrt_llm.merged_ids import MergedIds
-from bistream.types import FinishReason
 from tests.fakes import RecordingSink
-from tests.unit.text2token import tiny
 from tests.unit.text2token.tensorrt_llm.bench import LONGEST_S, SIZES, PortBench
-from tests.unit.text2token.test_service import Mailbox, request
 from tests.unit.text2token.tiny import SPACE
-
-MODEL = replace(tiny.CONFIG, text_vocab_size=600)
-MERGED = MergedIds(TokenSpace(MODEL.text_vocab_size, MODEL.speech_token_size), speech_offset=590, vocab_size=768)
-CONFIG = RuntimeConfig(max_sessions=4, session_idle_timeout_s=30.0, drain_timeout_s=0.0, max_session_tokens=1024)
-TEXT = b"The weather was clear, so we walked along the river."
-
-
-def test_the_service_speaks_over_it(tokenizer: TextTokenizer) -> None:
-    """Whole texts and texts in pieces together; one is cancelled."""
-    bench = PortBench(merged=MERGED)
-    service = SpeechTokenService(CONFIG, parts=LanguageModelParts(tokenizer, MODEL, bench.engine), run_timer=False)
-    mailboxes = {name: Mailbox() for name in ("whole", "pieces", "cancelled")}
-    service.start(request("whole", TEXT, True), mailboxes["whole"])
-    for name in ("pieces", "cancelled"):
-        service.start(request(name, TEXT[:20], False), mailboxes[name])
-    for _ in range(5):
-        bench.step()
-    service.cancel("cancelled")
-    service.append("pieces", TEXT[20:], True)
-    for _ in range(5000):
-        if all(mailbox.ended.is_set() for mailbox in mailboxes.values()):
-            break
-        bench.step()
-    assert isinstance(mailboxes["cancelled"].error, CancelledError)
-    for name in ("whole", "pieces"):
-        assert mailboxes[name].reason in (FinishReason.EOS, FinishReason.LENGTH)
-        assert mailboxes[name].tokens and mailboxes[name].late == []
-    bench.step()
-    assert service.num_sessions == bench.engine.stats().sessions == len(bench.library.running) == 0
-    service.close()
-    assert bench.library.is_shut_down
 
 
 class WaitableSink(RecordingSink):

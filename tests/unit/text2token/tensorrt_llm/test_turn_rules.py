@@ -7,17 +7,13 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.text2token.engine import TurnEnd, TurnLimits, TurnResult
-from bistream.text2token.tensorrt_llm.turn_rules import MOST_REJECTIONS, Request, TurnRules
+from bistream.text2token.engine import TurnEnd, TurnLimits
+from bistream.text2token.tensorrt_llm.turn_rules import MOST_REJECTIONS, TurnRules
 from tests.unit.text2token.tiny import SPACE
 
 SPEECH = SPACE.speech_offset
 STOPS = st.frozensets(st.sampled_from(SPACE.specials))
 ANSWER = st.tuples(st.lists(st.integers(SPEECH, SPACE.eos - 1), max_size=6), st.sampled_from([None, *SPACE.specials]))
-
-
-def rules(limits: TurnLimits, max_new_ids: int | None = None) -> TurnRules:
-    return TurnRules(SPACE, limits, limits.max_new_ids if max_new_ids is None else max_new_ids)
 
 
 @given(
@@ -27,7 +23,7 @@ def test_a_turn_never_exceeds_its_limits(
     max_new: int, least: int, forbidden: frozenset[int], early: frozenset[int], answers: Sequence[tuple[list[int], int | None]]
 ) -> None:
     """Whatever the requests answer within what they were asked."""
-    turn = rules(TurnLimits(max_new, least, forbidden, early))
+    turn = TurnRules(SPACE, TurnLimits(1 << 30, least, forbidden, early), max_new)
     yielded: list[int] = []
     for ids, stop_id in answers:
         request = turn.next_request()
@@ -48,10 +44,3 @@ def test_a_turn_never_exceeds_its_limits(
         else:
             assert result.end is TurnEnd.LENGTH and len(yielded) == max_new or turn.num_rejected > MOST_REJECTIONS
         break
-
-
-def test_the_session_s_room_counts() -> None:
-    turn = rules(TurnLimits(1 << 30), max_new_ids=3)
-    assert turn.next_request() == Request(3)
-    assert turn.accept([SPEECH] * 5) == ([SPEECH] * 3, None)
-    assert turn.ended(None) == TurnResult(TurnEnd.LENGTH)
