@@ -5,13 +5,13 @@
 ``TurnLimits``: a candidate that is forbidden at that point is skipped, a stop id ends the turn with STOP, ``max_new_ids``
 (or the session's ``max_ids``) with LENGTH. A script that runs out of candidates is a mistake in the test and raises.
 
-    engine = ScriptedEngine(SPACE, turns({"a": [[speech(1), SPACE.fill], [speech(2), SPACE.eos]]}, SPACE))   # answers at once
+    engine = ScriptedEngine(SPACE)  # answers at once
     engine = ScriptedEngine(SPACE, counting_script, pumped=True)  # turns only move when the test calls engine.pump()
 
 Without ``pumped`` a turn runs to its end inside ``EngineSequence.turn`` (sinks are called from there; a turn started from
 a sink runs after it, not inside it). With ``pumped`` nothing happens until ``engine.pump(steps)``: one step yields one
 id per running turn. ``engine.fail("sentence")`` simulates the death of the engine thread: every live turn ends with ERROR and
-``healthy`` is False from then on. A script that raises ``ScriptError`` ends its own turn with ERROR.
+``healthy`` is False from then on.
 
 ``ScriptedSampler`` plugs a function into the real torch engine in place of random sampling.
 """
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bistream.text2token.sampler import SamplerState
-
-
-class ScriptError(Exception):
-    """Raised by a script: the turn ends with ERROR and this sentence; other sessions go on."""
 
 
 @dataclass
@@ -58,27 +54,6 @@ def counting_script(view: TurnView) -> Iterator[int]:
     while True:
         mixed = (sum(view.sequence[-5:]) * 7 + len(view.sequence) * 3 + view.spec.seed) % view.space.speech_token_size
         yield view.space.speech_offset + mixed
-
-
-def stopping_script(view: TurnView) -> Iterator[int]:
-    """``counting_script``, but in place of about every sixth id it proposes one of the three stop ids."""
-    for speech_id in counting_script(view):
-        if sum(view.sequence[-3:]) % 6 == 0:
-            yield view.space.specials[len(view.sequence) % 3]
-        yield speech_id
-
-
-def turns(answers: Mapping[str, Sequence[Sequence[int]]], after: Script | None = None) -> Script:
-    """Script from lists: ``answers[session_id][turn_index]`` are the candidate ids; further turns go to ``after``."""
-
-    def script(view: TurnView) -> Iterable[int]:
-        lists = answers.get(view.session_id, ())
-        if view.turn_index < len(lists):
-            return lists[view.turn_index]
-        assert after is not None, f"no answer scripted for turn {view.turn_index} of session {view.session_id!r}"
-        return after(view)
-
-    return script
 
 
 @dataclass
@@ -259,10 +234,7 @@ class ScriptedEngine:
         """One step of one turn. Returns whether the turn has ended."""
         if running.cancelled:
             return self._end(session, running, TurnResult(TurnEnd.CANCELLED))
-        try:
-            chosen = self._next_allowed(running)
-        except ScriptError as error:
-            return self._end(session, running, TurnResult(TurnEnd.ERROR, error=str(error)))
+        chosen = self._next_allowed(running)
         session.decided.append(chosen)
         if chosen in self.space.specials:
             return self._end(session, running, TurnResult(TurnEnd.STOP, stop_id=chosen))

@@ -15,6 +15,7 @@ from bistream.errors import BusyError, EngineError, InvalidInputError, SessionEx
 from bistream.text2token.engine import Engine, EngineSequence, SamplingSpec, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.sequence import StepPlan
 from bistream.text2token.step_runner import SampledRows, StepRunner
+from bistream.text2token.torch_engine import TorchEngine
 from tests.fakes import RecordingSink
 from tests.unit.text2token.tiny import SPACE
 
@@ -67,20 +68,42 @@ class ChainSink(RecordingSink):
 
 
 class FaultyRunner:
-    """Another runner, which can be told to fail."""
+    """Another runner, which can be told to fail. run_ahead: its results are read that many steps late."""
 
-    def __init__(self, runner: StepRunner) -> None:
-        self.run_ahead, self.space, self.settings = runner.run_ahead, runner.space, runner.settings
+    def __init__(self, runner: StepRunner, run_ahead: int | None = None) -> None:
+        self.run_ahead = runner.run_ahead if run_ahead is None else run_ahead
+        self.space, self.settings = runner.space, runner.settings
         self.broken = False
+        self.most_waiting = 0
+        self._waiting = 0
         self._runner = runner
 
     def run(self, plan: StepPlan) -> SampledRows:
         if self.broken:
             raise RuntimeError("out of luck")
-        return self._runner.run(plan)
+        sampled = self._runner.run(plan)
+        self._waiting += 1
+        self.most_waiting = max(self.most_waiting, self._waiting)
+
+        def wait() -> list[int]:
+            self._waiting -= 1
+            return sampled()
+
+        return wait
 
     def break_down(self) -> None:
         self.broken = True
+
+
+def stepped_bench(runner: FaultyRunner) -> Bench:
+    """The torch engine over ``runner``, without a thread of its own."""
+    engine = TorchEngine(runner, runner.settings, threaded=False, runner=runner)
+
+    def drive(sinks: Sequence[RecordingSink]) -> None:
+        while any(sink.result is None for sink in sinks):
+            assert engine.step(), "the engine has nothing to do, but a turn has not ended"
+
+    return Bench(engine, drive, lambda: [engine.step(), engine.step()], runner.break_down)
 
 
 class EngineConformance:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.text2token.engine import SamplingSpec, TurnLimits
-from bistream.text2token.graphs.batch import NUM_FIELDS, NUM_START_NUMBERS, RowField, StartField, bucket_sizes, write_rows, write_starts
+from bistream.families.cosyvoice3 import COSYVOICE3
+from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnLimits
+from bistream.text2token.graphs.batch import NUM_FIELDS, NUM_START_NUMBERS, RowField, bucket_sizes, write_rows, write_starts
+from bistream.text2token.graphs.layer import begin_turns
 from bistream.text2token.sampler import SamplerState
 from bistream.text2token.sequence import Segment, SlotReset, TurnStart
-from tests.unit.text2token.tiny import SPACE
+from tests.unit.text2token.tiny import CONFIG
 
+SPACE = TokenSpace.of(replace(CONFIG, rows=COSYVOICE3.rows))  # whose four special ids are the most
 CPU = torch.device("cpu")
 FILLER = 99
 SPECIALS = st.frozensets(st.sampled_from(SPACE.specials))
@@ -62,26 +67,18 @@ def test_rows_are_the_segments_in_order_then_padding(segments: list[Segment], pa
     ),
     st.booleans(),
 )  # fmt: skip
-def test_turn_starts_hold_what_the_plain_sampler_state_would(limits: TurnLimits, spec: SamplingSpec, new: bool) -> None:
-    reset = SlotReset("a", spec, (5, 3, 8)) if new else None
-    start = TurnStart(2, limits, limits.max_new_ids, reset)
-    state = SamplerState(4, SPACE, 64, CPU)
-    state.start_turns([start])
-    numbers = np.zeros((1, NUM_START_NUMBERS), dtype=np.int64)
-    blocks = np.zeros((1, 6), dtype=np.int32)
+def test_turn_starts_reach_the_device_as_the_plain_sampler_has_them(limits: TurnLimits, spec: SamplingSpec, new: bool) -> None:
+    start = TurnStart(2, limits, limits.max_new_ids, SlotReset("a", spec, (5, 3, 8)) if new else None)
+    plain, device = (SamplerState(4, SPACE, 64, CPU) for _ in range(2))
+    plain.start_turns([start])
+    numbers, blocks = np.zeros((1, NUM_START_NUMBERS), dtype=np.int64), np.zeros((1, 6), dtype=np.int32)
+    table = torch.zeros((5, 6), dtype=torch.int32)
     write_starts(numbers, blocks, [start], SPACE)
-    row = {field: numbers[0, field].item() for field in StartField}
-    assert (row[StartField.SLOT], row[StartField.NUM_BLOCKS]) == (2, 3 if new else 0)
-    assert (row[StartField.MAX_NEW], row[StartField.MIN_NEW]) == (state.max_new[2], state.min_new[2])
-    assert row[StartField.RECORD_ON_LENGTH] == state.record_on_length[2]
-    assert [row[StartField.FORBIDDEN] >> bit & 1 for bit in range(3)] == state.forbidden[2].tolist()
-    assert [row[StartField.FORBIDDEN_EARLY] >> bit & 1 for bit in range(3)] == state.forbidden_early[2].tolist()
-    if new:
-        assert (row[StartField.TOP_K], row[StartField.WIN_SIZE]) == (state.top_k[2], state.win_size[2])
-        assert (row[StartField.MIN_REPEATS], row[StartField.KEY]) == (state.min_repeats[2], state.key[2])
-        floats = numbers[0, [StartField.TOP_P, StartField.TEMPERATURE]].astype(np.int32).view(np.float32).tolist()
-        assert floats == [state.top_p[2], state.temperature[2]]
-        assert blocks[0].tolist() == [5, 3, 8, 0, 0, 0]
+    begin_turns(torch.from_numpy(numbers), torch.from_numpy(blocks), table, device)
+    for name, value in vars(plain).items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(getattr(device, name)[2], value[2]), name
+    assert table[2].tolist() == ([5, 3, 8, 0, 0, 0] if new else [0] * 6)
 
 
 @given(st.integers(1, 2000))

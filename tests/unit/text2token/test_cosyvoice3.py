@@ -1,10 +1,9 @@
-"""CosyVoice3's language model on every engine that runs here, and what its service feeds and gives out."""
+"""CosyVoice3's language model: recorded steps as plain ones, and what its service feeds and gives out."""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,135 +17,57 @@ from bistream.config import RuntimeConfig
 from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.text.special_tokens import END_OF_PROMPT
 from bistream.text.tokenizer import TextTokenizer
-from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnLimits, TurnResult
+from bistream.text2token.engine import SamplingSpec, TokenSpace
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.factory import LanguageModelParts
-from bistream.text2token.graphs.batch import NUM_START_NUMBERS, StartField, write_starts
-from bistream.text2token.graphs.layer import begin_turns
 from bistream.text2token.graphs.runner import GraphStepRunner
 from bistream.text2token.graphs.weights import fold_weights
 from bistream.text2token.interleave import Interleaver
 from bistream.text2token.qwen2 import Qwen2Model
-from bistream.text2token.sampler import RepetitionAwareSampler, SamplerState
-from bistream.text2token.sequence import StepPlan, TurnStart
+from bistream.text2token.sampler import RepetitionAwareSampler
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
 from bistream.text2token.sizes import graphs_need
-from bistream.text2token.step_runner import EagerRunner, SampledRows, StepRunner
-from bistream.text2token.torch_engine import TorchEngine
-from bistream.text2token.weights import ModelWeights, build_weights
+from bistream.text2token.step_runner import EagerRunner
+from bistream.text2token.weights import build_weights
 from bistream.types import FinishReason, GenerationOptions, SpeechTokens
 from scripts._tokenizer_files import special_token_count, write_tokenizer_files
-from tests.fakes import RecordingSink, Script, ScriptedEngine, TurnView
+from tests.fakes import Script, ScriptedEngine, TurnView
 from tests.unit.text2token import tiny
+from tests.unit.text2token.engine_conformance import Bench, FaultyRunner, stepped_bench
 from tests.unit.text2token.test_service import Mailbox
 
 CPU = torch.device("cpu")
 SIZES = replace(tiny.CONFIG, text_vocab_size=800, rows=COSYVOICE3.rows, head_has_bias=False)
 SPACE = TokenSpace.of(SIZES)
-SETTINGS = EngineSettings(max_sessions=3, max_rows=32, kv_cache_tokens=2048, block_size=64, max_sequence_ids=600)
 DEFAULT = COSYVOICE3.default_instruction + END_OF_PROMPT
 SILENT = sorted(COSYVOICE3.silent_tokens)[:5]  # within the tiny codebook
-Drive = Callable[[RecordingSink], None]
 
 
-@pytest.fixture(scope="module")
-def weights() -> ModelWeights:
-    torch.set_num_threads(1)
-    return build_weights(tiny.random_state(SIZES), SIZES, CPU, torch.float32)
+def test_recorded_steps_speak_what_the_plain_ones_do() -> None:
+    """With a fourth special id, of which each part of the layout allows another one."""
+    sizes = EngineSettings(max_sessions=3, max_rows=32, kv_cache_tokens=2048, block_size=64, max_sequence_ids=600)
+    weights = build_weights(tiny.random_state(SIZES), SIZES, CPU, torch.float32)
+    plain = EagerRunner(Qwen2Model(SIZES, weights), sizes, RepetitionAwareSampler())
+    graphs = GraphStepRunner(SIZES, fold_weights(weights, SIZES, CPU, torch.float32), sizes)
+    found = [spoken(stepped_bench(FaultyRunner(runner))) for runner in (plain, graphs)]
+    assert found[0] == found[1] and len(found[0]) > 20
 
 
-class Late:
-    """The results of a runner, read three steps late."""
-
-    run_ahead = 3
-
-    def __init__(self, runner: EagerRunner) -> None:
-        self.runner, self.space, self.settings = runner, runner.space, runner.settings
-
-    def run(self, plan: StepPlan) -> SampledRows:
-        return self.runner.run(plan)
-
-
-def eager(weights: ModelWeights) -> EagerRunner:
-    return EagerRunner(Qwen2Model(SIZES, weights), SETTINGS, RepetitionAwareSampler())
-
-
-RUNNERS: dict[str, Callable[[ModelWeights], StepRunner]] = {
-    "stepped": eager,
-    "running ahead": lambda weights: Late(eager(weights)),
-    "graphs": lambda weights: GraphStepRunner(SIZES, fold_weights(weights, SIZES, CPU, torch.float32), SETTINGS),
-}
-
-
-def spoken(engine: TorchEngine, drive: Drive, spec: SamplingSpec, make_sink: Callable[[], RecordingSink] = RecordingSink) -> list[int]:
+def spoken(bench: Bench) -> list[int]:
     """A session in pieces: what its turns yield."""
-    sequence, yielded = engine.open("a", spec, 600), list[int]()
+    sequence, yielded = bench.engine.open("a", SamplingSpec(seed=3), 600), list[int]()
     layout = Interleaver(SPACE, [1, 2], [SPACE.speech_offset] * 9, instruction_ids=[7, 8])
     for piece in ([3, 4, 5], list(range(10, 14)), [31]):
         layout.push_text(piece)
         if piece == [31]:
             layout.end_text()
         while (turn := layout.next_turn()) is not None:
-            sink = make_sink()
-            sequence.turn(turn.append_ids, turn.limits, sink)
-            drive(sink)
-            assert sink.result is not None
-            assert sink.result.stop_id not in turn.limits.forbidden
-            yielded += sink.ids
-            layout.turn_ended(sink.ids, sink.result)
+            ids, result = bench.run(sequence, turn.append_ids, turn.limits)
+            assert result.stop_id not in turn.limits.forbidden
+            yielded += ids
+            layout.turn_ended(ids, result)
     assert layout.done
-    sequence.close()
-    engine.check_integrity()
-    engine.close()
     return yielded
-
-
-def stepped(engine: TorchEngine) -> Drive:
-    def drive(sink: RecordingSink) -> None:
-        while sink.result is None:
-            assert engine.step()
-
-    return drive
-
-
-def test_every_engine_speaks_the_same(weights: ModelWeights) -> None:
-    spec = SamplingSpec(seed=3)
-    found = {}
-    for name, make in RUNNERS.items():
-        engine = TorchEngine(Qwen2Model(SIZES, weights), SETTINGS, threaded=False, runner=make(weights))
-        found[name] = spoken(engine, stepped(engine), spec)
-    threaded = TorchEngine(Qwen2Model(SIZES, weights), SETTINGS, runner=eager(weights))
-    ended = threading.Event()
-
-    class Telling(RecordingSink):
-        def on_end(self, result: TurnResult) -> None:
-            super().on_end(result)
-            ended.set()
-
-    def wait(sink: RecordingSink) -> None:
-        assert ended.wait(240)
-        ended.clear()
-
-    found["threaded"] = spoken(threaded, wait, spec, Telling)
-    assert len(found["stepped"]) > 20 and all(map(SPACE.is_speech, found["stepped"]))
-    assert all(ids == found["stepped"] for ids in found.values()), {name: len(ids) for name, ids in found.items()}
-
-
-SPECIALS = st.frozensets(st.sampled_from(SPACE.specials))
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.builds(TurnLimits, st.integers(1, 10**6), st.integers(0, 50), SPECIALS, SPECIALS, st.none() | st.just(SPACE.fill)))
-def test_the_masks_of_four_ids_reach_the_gpu_tiers(limits: TurnLimits) -> None:
-    """As bits, which the step unpacks."""
-    start = TurnStart(2, limits, limits.max_new_ids, None)
-    plain, graphs = (SamplerState(4, SPACE, 64, CPU) for _ in range(2))
-    plain.start_turns([start])
-    numbers, blocks = np.zeros((1, NUM_START_NUMBERS), dtype=np.int64), np.zeros((1, 6), dtype=np.int32)
-    write_starts(numbers, blocks, [start], SPACE)
-    assert [numbers[0, StartField.FORBIDDEN] >> bit & 1 for bit in range(4)] == plain.forbidden[2].tolist()
-    begin_turns(torch.from_numpy(numbers), torch.from_numpy(blocks), torch.zeros((5, 6), dtype=torch.int32), graphs)
-    assert torch.equal(graphs.forbidden[2], plain.forbidden[2]) and torch.equal(graphs.forbidden_early[2], plain.forbidden_early[2])
 
 
 def test_the_kernels_serve_the_rows_of_the_engine_and_not_those_of_the_file() -> None:

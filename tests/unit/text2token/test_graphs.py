@@ -21,7 +21,7 @@ from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import ModelWeights, build_weights
 from tests.fakes import RecordingSink
-from tests.unit.text2token.engine_conformance import Bench, EngineConformance, FaultyRunner
+from tests.unit.text2token.engine_conformance import Bench, EngineConformance, FaultyRunner, stepped_bench
 from tests.unit.text2token.tiny import CONFIG, SPACE, random_state, tiny_model
 
 CPU = torch.device("cpu")
@@ -165,14 +165,7 @@ def test_nan_stays_in_its_session() -> None:
 class TestGraphsEngine(EngineConformance):
     @pytest.fixture
     def bench(self) -> Iterator[Bench]:
-        graphs = make_runner(settings=SETTINGS)
-        runner = FaultyRunner(graphs)
-        engine = TorchEngine(graphs, SETTINGS, threaded=False, runner=runner)
-
-        def drive(sinks: Sequence[RecordingSink]) -> None:
-            while any(sink.result is None for sink in sinks):
-                assert engine.step(), "the engine has nothing to do, but a turn has not ended"
-
-        yield Bench(engine, drive, lambda: [engine.step(), engine.step()] and None, runner.break_down)
-        engine.close()
-        engine.check_integrity()
+        bench = stepped_bench(FaultyRunner(make_runner(settings=SETTINGS)))
+        yield bench
+        bench.engine.close()
+        bench.engine.check_integrity()

@@ -12,8 +12,8 @@ from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.sampler import RepetitionAwareSampler
 from bistream.text2token.step_runner import EagerRunner, StepRunner
 from bistream.text2token.torch_engine import TorchEngine
+from tests.unit.text2token.engine_conformance import FaultyRunner
 from tests.unit.text2token.long_prompts import check_long_prompts
-from tests.unit.text2token.test_cosyvoice3 import Late
 from tests.unit.text2token.test_graphs import make_runner
 from tests.unit.text2token.tiny import tiny_model
 
@@ -27,7 +27,7 @@ def runner_of(kind: str) -> StepRunner:
     if kind == "graphs":
         return make_runner(settings=sizes)
     plain = EagerRunner(tiny_model(), sizes, RepetitionAwareSampler(), (1, 0) if sizes.knows_texts else None)
-    return Late(plain) if kind == "running ahead" else plain
+    return FaultyRunner(plain, run_ahead=3) if kind == "running ahead" else plain
 
 
 @pytest.mark.parametrize("kind", ["plain", "plain with a head", "running ahead", "graphs"])

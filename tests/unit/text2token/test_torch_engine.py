@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,8 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
 from bistream.gpu.claims import HOPS, PATIENCE_S, TOKENS, Claim, SharedGpu
@@ -71,14 +68,6 @@ def talk(engine: TorchEngine, name: str, spec: SamplingSpec, turns: Sequence[Seq
     return result
 
 
-def random_turns(rng: random.Random, voices: int = 3) -> list[list[int]]:
-    """A prompt of one of a few voices with some text, then short appends."""
-    voice = rng.randrange(voices)
-    prompt = [SPACE.sos, *(1 + (voice * 50 + index) % 190 for index in range(20 + 7 * voice))]
-    own = [[rng.randrange(200) for _ in range(rng.randrange(1, 7))] for _ in range(rng.randrange(1, 5))]
-    return [prompt + own[0], *own[1:]]
-
-
 def test_greedy_turns_match_the_dense_forward() -> None:
     """Prompt in chunks, appended text, last ids fed once: every id is the argmax of the whole sequence computed at once."""
     engine = make(max_rows=7)
@@ -91,27 +80,6 @@ def test_greedy_turns_match_the_dense_forward() -> None:
             logits = tiny_model().logits(tiny_model().forward_dense(torch.tensor(ledger))[-1:])[0]
             assert token_id == SPACE.speech_offset + int(logits[: SPACE.speech_token_size].argmax())
             ledger.append(token_id)
-
-
-@settings(max_examples=3, deadline=None)
-@given(st.integers(0, 10**6))
-def test_ids_do_not_depend_on_batch_chunks_or_sharing(seed: int) -> None:
-    """Overlapping sessions of a few voices; each gets the ids that it gets alone in a separate engine."""
-    rng = random.Random(seed)
-    scripts = [(SamplingSpec(seed=rng.randrange(100), temperature=rng.choice((0.0, 1.0, 1.5))), random_turns(rng)) for _ in range(6)]
-    engine = make(max_rows=rng.randrange(4, 40), share_prefix=rng.random() < 0.8)
-    sessions = [engine.open(f"s{index}", spec, 200) for index, (spec, _) in enumerate(scripts)]
-    sinks: list[list[RecordingSink]] = [[] for _ in scripts]
-    while True:
-        for session, (_, turns), done in zip(sessions, scripts, sinks, strict=True):
-            idle = not done or done[-1].result is not None
-            if idle and len(done) < len(turns) and rng.random() < 0.3:
-                done.append(begin(session, turns[len(done)], 9))
-        if not engine.step() and all(len(done) == len(turns) for done, (_, turns) in zip(sinks, scripts, strict=True)):
-            break
-    engine.check_integrity()
-    for (spec, turns), done in zip(scripts, sinks, strict=True):
-        assert [sink.ids for sink in done] == talk(make(share_prefix=False), "alone", spec, turns)
 
 
 def library_is_batch_invariant() -> bool:

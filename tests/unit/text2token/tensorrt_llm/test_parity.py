@@ -17,12 +17,12 @@ from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnEnd, TurnRe
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
 from bistream.text2token.layout import TokenLayout
 from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.sampler import RepetitionAwareSampler
+from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.tensorrt_llm.merged_ids import MergedIds, padded_scores
-from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import build_weights
-from tests.fakes import RecordingSink
 from tests.unit.text2token import tiny
-from tests.unit.text2token.engine_conformance import Bench
+from tests.unit.text2token.engine_conformance import Bench, FaultyRunner, stepped_bench
 from tests.unit.text2token.tensorrt_llm.bench import PortBench
 from tests.unit.text2token.tensorrt_llm.fake_llmapi import Choose
 from tests.unit.text2token.test_engine_conformance import SETTINGS
@@ -58,16 +58,6 @@ def network(model: Qwen2Model, merged: MergedIds) -> Choose:
     return choose
 
 
-def torch_bench(model: Qwen2Model) -> Bench:
-    engine = TorchEngine(model, SETTINGS, threaded=False)
-
-    def drive(sinks: Sequence[RecordingSink]) -> None:
-        while any(sink.result is None for sink in sinks):
-            assert engine.step(), "the engine has nothing to do, but a turn has not ended"
-
-    return Bench(engine, drive, engine.step, lambda: None)
-
-
 def bistream(space: TokenSpace) -> TokenLayout:
     return Interleaver(space, [1, 2, 3], [space.speech_offset + 7] * 4, max_ids=MAX_IDS, instruction_ids=[4, 5])
 
@@ -94,7 +84,7 @@ def test_a_greedy_session_equals_the_torch_engine(make_layout: Callable[[TokenSp
     model = MODELS[family]()
     merged = MergedIds(model.space, speech_offset=180, vocab_size=320)
     bench = PortBench(network(model, merged), merged=merged)
-    expected = speak(torch_bench(model), make_layout(model.space))
+    expected = speak(stepped_bench(FaultyRunner(EagerRunner(model, SETTINGS, RepetitionAwareSampler()))), make_layout(model.space))
     assert speak(bench.bench(), make_layout(model.space)) == expected
     assert expected[-1][1].end in (TurnEnd.STOP, TurnEnd.LENGTH) and sum(len(ids) for ids, _ in expected) >= 10
     masked = sum(sampling.embedding_bias is not None for _, sampling in bench.library.requests)
