@@ -67,12 +67,10 @@ class VoiceReader:
         return tokens
 
 
-def load_reader(
-    model_dir: str | Path, device: torch.device, codec: BiCodec | None = None, global_tokens_alone: bool = False
-) -> VoiceReader:
-    """codec: where it is loaded already. global_tokens_alone: without wav2vec2, 1.3 GB. Raises ``CheckpointError``."""
+def load_reader(model_dir: str | Path, device: torch.device, global_tokens_alone: bool = False) -> VoiceReader:
+    """global_tokens_alone: without wav2vec2, 1.3 GB. Raises ``CheckpointError``."""
     wav2vec2 = None if global_tokens_alone else load_wav2vec2(model_dir, device)
-    return VoiceReader(codec or load_codec(model_dir, device), wav2vec2, device)
+    return VoiceReader(load_codec(model_dir, device), wav2vec2, device)
 
 
 def _check(recording: FloatArray, sample_rate: int) -> None:

@@ -31,7 +31,6 @@ FLOOR = 1e-2  # relative to the whole signal's root mean square: quieter windows
 
 @dataclass(frozen=True)
 class JointScore:
-    position_samples: int
     click_db: float
     level_step_db: float
 
@@ -70,7 +69,7 @@ def _score(streamed: FloatArray, offline: FloatArray, joint: int, rates: AudioFo
     begin = joint - MARGIN_WINDOWS * size
     floor = FLOOR * float(np.sqrt(np.mean(np.square(offline, dtype=np.float64)))) + 1e-9
     steps = np.abs(np.diff(_levels_db(streamed, offline, begin, shape, floor)))
-    return JointScore(joint, _click_db(streamed, offline, begin, shape, floor), float(steps.max(initial=0.0)))
+    return JointScore(_click_db(streamed, offline, begin, shape, floor), float(steps.max(initial=0.0)))
 
 
 def _windows(signal: NDArray[np.float64], begin: int, shape: tuple[int, int]) -> NDArray[np.float64]:

@@ -17,27 +17,19 @@ Result = TypeVar("Result")
 class GraphRecorder:
     """Records on one stream, into one memory pool: at most one of its graphs may run at a time.
 
-    stream: where calls are run and recorded; None: a new one. pool: shared with other recorders, see ``pool``.
+    stream: where calls are run and recorded; None: a new one.
     """
 
-    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None, pool: Any = None) -> None:
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
         self.device = device
         self._stream = stream
-        self._pool = pool
-        self._is_first = True  # the next capture
+        self._pool: Any = None
 
     @property
     def stream(self) -> torch.cuda.Stream:
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         return self._stream
-
-    @property
-    def pool(self) -> Any:
-        """Memory pool of the graphs, to be shared with another recorder whose graphs never run at the same time as these."""
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        return self._pool
 
     def warm_up(self, launch: Launch) -> None:
         """Run once and wait, so that kernels are compiled and library workspaces and lazy state exist before anything is recorded."""
@@ -62,13 +54,13 @@ class GraphRecorder:
 
         Other threads may use the device during the capture. Before the first one, unused memory of this process goes back to the device.
         """
-        if self._is_first:
-            self._is_first = False
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
             torch.cuda.empty_cache()
         # Not ``torch.cuda.graph``: it waits for the device and gives all unused memory back before each of hundreds of graphs.
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
-            graph.capture_begin(self.pool, capture_error_mode="thread_local")
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
                 result = launch()
             finally:

@@ -63,27 +63,25 @@ def without_context(span: Span, chunk_tokens: int) -> Span:
     return replace(span, start=0, context_pages=(), keep_pages=(*earlier, *span.keep_pages) if span.keep_pages else ())
 
 
-def group_spans(
-    spans: Sequence[Span], chunk_tokens: int, max_tokens: int = MAX_GROUP_TOKENS, min_fill: float = MIN_FILL
-) -> list[list[int]]:
+def group_spans(spans: Sequence[Span], chunk_tokens: int, min_fill: float = MIN_FILL) -> list[list[int]]:
     """Groups of spans to compute together, as indices: one attention mode, at least ``min_fill`` of the longest, bounded size."""
     order = sorted(range(len(spans)), key=lambda index: (spans[index].streaming, -spans[index].length))
     groups: list[list[int]] = []
     for index in order:
-        if groups and _fits(spans[index], [spans[member] for member in groups[-1]], chunk_tokens, max_tokens, min_fill):
+        if groups and _fits(spans[index], [spans[member] for member in groups[-1]], chunk_tokens, min_fill):
             groups[-1].append(index)
         else:
             groups.append([index])
     return groups
 
 
-def _fits(span: Span, group: Sequence[Span], chunk_tokens: int, max_tokens: int, min_fill: float) -> bool:
+def _fits(span: Span, group: Sequence[Span], chunk_tokens: int, min_fill: float) -> bool:
     """group: longest span first."""
     longest = group[0]
     if span.streaming != longest.streaming or span.length < min_fill * longest.length:
         return False
     chunks = max(len(member.context_pages) for member in (span, *group))
-    return (len(group) + 1) * (longest.length + chunks * chunk_tokens) <= max_tokens
+    return (len(group) + 1) * (longest.length + chunks * chunk_tokens) <= MAX_GROUP_TOKENS
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,7 @@ class BackgroundShare:
     the credit is a debt, which the next hops repay.
     """
 
-    def __init__(self, share: float = SHARE, max_credit_s: float = MAX_CREDIT_S) -> None:
-        self._per_hop_second = share / (1.0 - share)
-        self._max_credit_s = max_credit_s
+    def __init__(self) -> None:
         self._credit_s = 0.0
 
     def is_due(self, hops_wait: bool) -> bool:
@@ -42,7 +40,7 @@ class BackgroundShare:
         return not hops_wait or self._credit_s > 0.0
 
     def hops_took(self, seconds: float) -> None:
-        self._credit_s = min(self._max_credit_s, self._credit_s + seconds * self._per_hop_second)
+        self._credit_s = min(MAX_CREDIT_S, self._credit_s + seconds * SHARE / (1.0 - SHARE))
 
     def step_took(self, seconds: float, hops_waited: bool) -> None:
         """hops_waited: when the step began."""

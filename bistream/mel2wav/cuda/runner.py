@@ -30,23 +30,16 @@ _log = logging.getLogger(__name__)
 
 
 class CudaVocoderStage(SlottedVocoderStage):
-    """``record`` False launches the same kernels one by one (tests). dtype: of the convolutions.
+    """``record`` False launches the same kernels one by one (tests)."""
 
-    dependent_launch: None: where the GPU has it, from compute capability 9.0 on.
-    """
-
-    def __init__(
-        self, config: RuntimeConfig, checkpoint: CheckpointConfig, *, dtype: torch.dtype = torch.float16, record: bool = True,
-        dependent_launch: bool | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, config: RuntimeConfig, checkpoint: CheckpointConfig, *, record: bool = True) -> None:
         super().__init__(config, checkpoint)
         self._record = record
         pinned = self.device.type == "cuda"
-        self._space = Workspace(self.hift, BUCKETS, dtype, self.device)
+        self._space = Workspace(self.hift, BUCKETS, torch.float16, self.device)
         self._host_meta = torch.zeros_like(self._space.meta, device="cpu").pin_memory() if pinned else torch.zeros_like(self._space.meta)
-        weights = pack_weights(self.hift, dtype)
-        if dependent_launch is None:
-            dependent_launch = torch.cuda.get_device_properties(self.device).major >= 9
+        weights = pack_weights(self.hift, torch.float16)
+        dependent_launch = torch.cuda.get_device_properties(self.device).major >= 9
         gain = torch.as_tensor(self.noise_gain, dtype=torch.float32, device=self.device)
         self._calls = {
             bucket: VocoderCall(self.hift, weights, self._slots, self._space, bucket, self.fade_in, self.fade_out, gain, dependent_launch)
