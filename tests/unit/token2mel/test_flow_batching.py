@@ -10,21 +10,11 @@ from torch import Tensor
 
 from bistream.errors import EngineError
 from bistream.token2mel.batching import Span, without_context
-from bistream.token2mel.page_pool import SCRATCH_PAGE
 from bistream.token2mel.stage import FlowHop
 from tests.unit.token2mel.flow_fixtures import EXACT, make_prompt, make_stage, make_tokens
 
 PROMPT = make_prompt(30)
 CHUNK = 25
-
-
-def test_a_span_without_context_begins_at_the_start_and_keeps_the_same() -> None:
-    span = Span(range(100), 50, 90, PROMPT, context_pages=(3, 4), keep_pages=(8,))
-    whole = without_context(span, CHUNK)
-    assert (whole.start, whole.end, whole.context_pages) == (0, 90, ())
-    assert whole.keep_pages == (SCRATCH_PAGE, SCRATCH_PAGE, 8)
-    unkept = Span(range(100), 50, 90, PROMPT, context_pages=(3, 4))
-    assert without_context(unkept, CHUNK).keep_pages == ()
 
 
 @pytest.mark.parametrize("left", [0, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,22 +13,39 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.errors import BusyError, ConfigError, EngineError, InvalidInputError
+from bistream.errors import BusyError, EngineError, InvalidInputError
 from bistream.token2mel.batching import Span
 from bistream.token2mel.flow import FlowBatch, FlowNetwork
 from bistream.token2mel.flow_matching import SolverState
-from bistream.token2mel.memory import EncoderMemory, FlowMemory
+from bistream.token2mel.memory import FlowMemory
 from bistream.token2mel.solving import SpanBatch
 from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.token2mel.state import FlowState
 from bistream.types import VoicePrompt
-from tests.unit.token2mel.flow_fixtures import CHECKPOINT, TINY, assert_same, cut, hop_mel, make_prompt, make_stage, make_tokens, run
+from tests.unit.token2mel.flow_fixtures import (
+    DIT_CHECKPOINT,
+    MEL_BINS,
+    TINY,
+    assert_same,
+    cut,
+    hop_mel,
+    make_prompt,
+    make_stage,
+    make_tokens,
+    run,
+)
 from tests.unit.token2mel.test_dit_graphs import graph_stage
 
+MAKERS: dict[str, Callable[[], FlowStage]] = {
+    "unet": make_stage,
+    "dit": partial(make_stage, checkpoint=DIT_CHECKPOINT),
+    "dit in graphs": graph_stage,
+}
 
-@pytest.fixture(scope="module", params=["unet", "dit in graphs"])
+
+@pytest.fixture(scope="module", params=MAKERS)
 def stage(request: pytest.FixtureRequest) -> FlowStage:
-    return make_stage() if request.param == "unet" else graph_stage()
+    return MAKERS[request.param]()
 
 
 @pytest.fixture(scope="module")
@@ -80,26 +98,9 @@ def test_non_finite_numbers_fail_their_session_only(stage: FlowStage, field: str
     assert_same(run(stage, healthy, [tokens], last_is_final=False)[0], expected[0], 0)
     with pytest.raises(EngineError):
         stage.synthesize(tokens, broken)
-
-
-def test_warming_a_voice_computes_its_state_once(unet: FlowStage, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompt, tokens = make_prompt(80, seed=9), make_tokens(15)
-    expected = run(make_stage(), prompt, [tokens])[0]
-    unet.warm(prompt)
-    lengths: list[int] = []
-    conditions = FlowNetwork.conditions
-
-    def counted(self: FlowNetwork, batch: FlowBatch, frame_bias: torch.Tensor, memory: EncoderMemory) -> torch.Tensor:
-        lengths.extend(batch.lengths.tolist())
-        return conditions(self, batch, frame_bias, memory)
-
-    monkeypatch.setattr(FlowNetwork, "conditions", counted)
-    assert_same(run(unet, prompt, [tokens])[0], expected)
-    assert lengths == [80 - 75 + 15]
-    broken = dataclasses.replace(prompt, speech_feat=np.full_like(prompt.speech_feat, np.inf))
     with pytest.raises(EngineError):
-        unet.warm(broken)
-    unet.check_integrity()
+        stage.warm(dataclasses.replace(make_prompt(80), speech_feat=np.full((160, MEL_BINS), np.inf, np.float32)))
+    stage.check_integrity()
 
 
 def test_a_failure_of_the_device_fails_the_sessions_of_the_call(unet: FlowStage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,12 +229,6 @@ def test_a_session_that_outgrows_the_pool_forgets_its_oldest_speech(unet: FlowSt
             assert not torch.allclose(mel, exact, atol=1e-4)
     state.close()
     small.check_integrity()
-
-
-def test_a_budget_below_one_page_is_a_configuration_error() -> None:
-    many_steps = dataclasses.replace(CHECKPOINT, flow=dataclasses.replace(TINY, n_timesteps=100))
-    with pytest.raises(ConfigError, match="flow_state_mb"):
-        make_stage(flow_state_mb=1, checkpoint=many_steps)
 
 
 @settings(max_examples=6, deadline=None, derandomize=True)

@@ -10,21 +10,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.checkpoints.config import FlowConfig
+from bistream.checkpoints.config import DitFlowConfig, FlowConfig
 from bistream.errors import CheckpointError
+from bistream.token2mel.dit import weights as dit_weights
 from bistream.token2mel.flow_matching import noise_buffer
 from bistream.token2mel.memory import attention_bias
 from bistream.token2mel.weights import build_network, expected_shapes
-from tests.unit.token2mel.flow_fixtures import TINY
+from tests.unit.token2mel.flow_fixtures import TINY, TINY_DIT
 from tests.unit.token2mel.random_weights import random_state
 
 CPU = torch.device("cpu")
 
 
-def test_full_size_has_the_released_number_of_keys_and_parameters() -> None:
-    shapes = expected_shapes(FlowConfig())
-    assert len(shapes) == 1121
-    assert sum(math.prod(shape) for shape in shapes.values()) == 112_549_360
+@pytest.mark.parametrize(
+    "shapes, keys, numbers",
+    [(expected_shapes(FlowConfig()), 1121, 112_549_360), (dit_weights.expected_shapes(DitFlowConfig()), 330, 332_257_088 + 32)],
+    ids=["unet", "dit"],
+)
+def test_full_size_has_the_released_number_of_keys_and_parameters(shapes: dict[str, tuple[int, ...]], keys: int, numbers: int) -> None:
+    assert len(shapes) == keys
+    assert sum(math.prod(shape) for shape in shapes.values()) == numbers
 
 
 @pytest.mark.parametrize(
@@ -60,6 +65,13 @@ def test_sizes_of_another_architecture_are_refused(change: dict[str, object]) ->
     config = dataclasses.replace(TINY, **change)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="The yaml is at fault"):
         build_network(random_state(TINY), config, CPU, torch.float32)
+
+
+@pytest.mark.parametrize("change", [{"mel_dim": 64}, {"mu_dim": 40}, {"dim": 40}, {"dim_head": 7}, {"static_chunk_size": 51}])
+def test_sizes_of_another_dit_are_refused(change: dict[str, int]) -> None:
+    sizes = dataclasses.replace(TINY_DIT, dit=dataclasses.replace(TINY_DIT.dit, **change))
+    with pytest.raises(CheckpointError, match="The yaml is at fault"):
+        dit_weights.build_network({}, sizes, CPU, torch.float32)
 
 
 rows = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3)), min_size=1, max_size=3)

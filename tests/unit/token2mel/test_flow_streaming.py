@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.token2mel.batching import Buckets
+from bistream.token2mel.batching import Buckets, Span
+from bistream.token2mel.solving import SpanBatch
 from bistream.token2mel.stage import FlowHop, FlowStage
 from tests.unit.token2mel.flow_fixtures import (
     CHECKPOINT,
@@ -76,8 +78,29 @@ def test_a_batch_equals_its_sessions_alone(network: str, sessions: list[tuple[in
         at = {row: step - sessions[row][2] for row in due}
         hops = [FlowHop(states[row], pieces[row][at[row]], at[row] == len(pieces[row]) - 1) for row in due]
         for row, mel in zip(due, subject.hop(hops), strict=True):
-            assert isinstance(mel, torch.Tensor)
             assert_same(mel, alone[row][at[row]])
+    for state in states:
+        state.close()
+    subject.check_integrity()
+
+
+@of_every_network
+def test_a_voices_state_is_computed_once_and_shared(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, prompt, tokens = make(network), make_prompt(80, seed=9), make_tokens(15)
+    expected = run(make(network), prompt, [tokens])[0]
+    subject.warm(prompt)
+    lengths: list[int] = []
+    begin = subject.runner.begin
+
+    def recorded(batch: Sequence[Span]) -> SpanBatch:
+        lengths.extend(span.length for span in batch)
+        return begin(batch)
+
+    monkeypatch.setattr(subject.runner, "begin", recorded)
+    states = [subject.open(prompt), subject.open(prompt)]
+    for mel in subject.hop([FlowHop(state, tokens, True) for state in states]):
+        assert_same(mel, expected)
+    assert lengths == [80 - 75 + 15] * 2
     for state in states:
         state.close()
     subject.check_integrity()
@@ -110,7 +133,6 @@ def test_padding_to_buckets_changes_nothing(network: str) -> None:
     expected = [run(stage(network), prompt, pieces) for prompt in prompts]
     for index, piece in enumerate(pieces):
         for row, mel in enumerate(subject.hop([FlowHop(state, piece, index == 2) for state in states])):
-            assert isinstance(mel, torch.Tensor)
             assert_same(mel, expected[row][index])
 
 
