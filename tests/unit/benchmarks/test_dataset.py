@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import dataset
@@ -96,7 +96,6 @@ def test_a_lost_server_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "The server was lost after 1 of 3 rows" in capsys.readouterr().err
 
 
-@settings(max_examples=100, deadline=None)
 @given(rows=st.lists(st.integers(), min_size=1, max_size=60), tasks=st.integers(1, 70))
 def test_every_row_is_in_one_share(rows: list[int], tasks: int) -> None:
     shares = shares_of(rows, tasks)

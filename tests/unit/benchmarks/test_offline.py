@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.client.audio import read_reference
@@ -63,7 +63,6 @@ def test_an_error_is_that_of_its_row(stages: Stages, tmp_path: Path) -> None:
     assert isinstance(failed, BistreamError) and isinstance(spoken, np.ndarray)
 
 
-@settings(max_examples=200, deadline=None)
 @given(prompt=st.integers(0, 750), total=st.integers(1, 3000))
 def test_hops_of_an_utterance_end_where_the_flow_commits(prompt: int, total: int) -> None:
     sizes = hop_sizes(prompt, total, AUDIO_FORMAT)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.checkpoints.config import LanguageModelConfig
@@ -133,7 +133,6 @@ def test_the_way_there_and_back_is_exact(merged_dir: Path, model_dir: Path, tmp_
     assert (tmp_path / "llm.pt").stat().st_size < 1.05 * (model_dir / "llm.pt").stat().st_size
 
 
-@settings(deadline=None, max_examples=30)
 @given(family=st.sampled_from(sorted(CONFIGS)), text_size=st.integers(150, CONFIG.text_vocab_size), keep=st.booleans())
 def test_rows_beyond_the_tokenizer_come_back_only_where_they_are_known(family: str, text_size: int, keep: bool) -> None:
     config = CONFIGS[family]

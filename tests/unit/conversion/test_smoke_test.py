@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -36,7 +36,6 @@ def greedy(prompt: Sequence[int], count: int, ranks: Sequence[int] = ()) -> list
     return ids[len(prompt) :]
 
 
-@settings(deadline=None, max_examples=30)
 @given(ranks=st.lists(st.integers(0, 2), min_size=1, max_size=6))
 def test_an_id_that_is_not_the_best_one_is_found(ranks: list[int]) -> None:
     found, expected = greedy(PROMPT, len(ranks), ranks), greedy(PROMPT, len(ranks))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.evaluation.sound import lengths_flags, longest_pause_s, loudest_joint_db, ordinary_s
@@ -18,7 +18,6 @@ def tone(seconds: float, hertz: float = 220.0) -> FloatArray:
     return np.asarray(0.3 * np.sin(2 * np.pi * hertz * times), np.float32)
 
 
-@settings(max_examples=20)
 @given(st.floats(0.1, 2.0), st.floats(0.0, 1.0), st.floats(0.001, 1.0))
 def test_a_pause_inside_counts_and_one_at_an_end_does_not(pause_s: float, end_s: float, level: float) -> None:
     quiet, end = np.zeros(round(pause_s * RATE), np.float32), np.zeros(round(end_s * RATE), np.float32)
@@ -27,7 +26,6 @@ def test_a_pause_inside_counts_and_one_at_an_end_does_not(pause_s: float, end_s:
     assert longest_pause_s(tone(0.5), RATE) == 0.0 == longest_pause_s(end, RATE)
 
 
-@settings(max_examples=20)
 @given(st.integers(2000, 20_000), st.sampled_from([0.05, 0.2]))
 def test_a_jump_at_a_joint_stands_out_and_a_smooth_joint_does_not(joint: int, jump: float) -> None:
     sound = tone(1.0)

@@ -62,7 +62,6 @@ def is_urgent(hop: QueuedHop[Item], now_s: float = NOW_S) -> bool:
     return hop.is_first or hop.deadline_s <= now_s + NEARLY_LATE_S
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(hops, max_size=90), st.none() | standings)
 def test_hops_wait_for_others_only_while_all_their_listeners_have_audio(items: list[Item], standing: BatchStanding | None) -> None:
     turns, queue = made(), queue_of(items)
@@ -78,7 +77,6 @@ def test_hops_wait_for_others_only_while_all_their_listeners_have_audio(items: l
     assert pressed <= queue.prefix(MAX_BATCH_HOPS, turns.pace.tokens_within(LONG_BATCH_S)), "a server short of time never waits"
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(hops, max_size=90), st.integers(0, 3), st.integers(0, 30))
 def test_a_batch_is_a_prefix_of_the_queue_within_bounds(items: list[Item], max_suspensions: int, firsts: int) -> None:
     turns, queue = made(max_suspensions), queue_of(items)
@@ -101,7 +99,6 @@ def test_a_batch_is_a_prefix_of_the_queue_within_bounds(items: list[Item], max_s
         assert not left or len(batch) == MAX_BATCH_HOPS or turns.pace.seconds(tokens + left[0].tokens) > MEDIUM_BATCH_S
 
 
-@settings(max_examples=80, deadline=None)
 @given(standings, st.lists(hops, max_size=40), st.integers(0, 9))
 def test_a_batch_gives_way_only_for_somebody_and_at_nobodys_cost(batch: BatchStanding, items: list[Item], most: int) -> None:
     turns, queue = made(most), queue_of(items)
@@ -220,7 +217,7 @@ def offered(chance: random.Random, load: float, seconds: float) -> list[tuple[fl
     return hops
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(load=st.floats(0.1, 0.8), seed=st.integers(0, 1000), most=st.integers(0, 5), slowness=st.floats(0.5, 1.0))
 def test_below_capacity_nobody_runs_out_and_no_batch_waits_for_long(load: float, seed: int, most: int, slowness: float) -> None:
     worker = Worker(made(most), offered(random.Random(seed), load, 6.0), slowness)
@@ -231,7 +228,7 @@ def test_below_capacity_nobody_runs_out_and_no_batch_waits_for_long(load: float,
     assert worker.first_waits()[-1] < 2 * LONG_BATCH_S
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 1000), most=st.integers(0, 5))
 def test_a_flood_of_first_hops_ends_no_batch(seed: int, most: int) -> None:
     """Mostly first hops, as many in 2 s as take the worker 3: each hop gets its turn, and no batch is held up for long."""

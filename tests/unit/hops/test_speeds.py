@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.hops.speeds import SpeedRuns, heard_frames
@@ -19,7 +19,6 @@ def runs_of(parts: list[tuple[int, float]]) -> SpeedRuns:
     return runs
 
 
-@settings(max_examples=50, deadline=None)
 @given(PARTS, st.lists(st.floats(0, 1000), min_size=2, max_size=8))
 def test_the_place_only_grows_and_never_leaves_its_run(parts: list[tuple[int, float]], heard: list[float]) -> None:
     runs = runs_of(parts)

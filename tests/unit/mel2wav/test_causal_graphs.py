@@ -62,7 +62,7 @@ def shared_stage() -> CausalGraphStage:
 check_equal = functools.partial(check_near, tolerance=EXACT)
 
 
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=3)
 @given(st.lists(cuts_of_session, min_size=1, max_size=SESSIONS))
 def test_any_pieces_in_any_batches_match_the_plain_network(sessions: list[Session]) -> None:
     """Also those that are longer than the largest bucket, and batches with more sessions than it has rows."""
@@ -125,7 +125,6 @@ def test_offline_synthesis_is_the_plain_networks_and_needs_no_slot() -> None:
     assert len(states) == stage.slots[0] == SESSIONS
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.integers(0, 40), max_size=8), st.integers(0, 40))
 def test_plans_hand_out_every_frame_once(news: list[int], last: int) -> None:
     session = SimpleNamespace(received_frames=0, pitched_frames=0, decoded_frames=0)

@@ -56,7 +56,7 @@ def at_once(mel: Tensor) -> FloatArray:
     return stage().hop([VocoderHop(stage().open(0), mel, finalize=True)])[0]
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(cuts=st.lists(st.integers(0, 30), max_size=8), rest=st.integers(0, 12), seed=st.integers(0, 100))
 def test_any_pieces_joined_are_one_call(cuts: list[int], rest: int, seed: int) -> None:
     frames = sum(cuts) + rest
@@ -71,7 +71,7 @@ def test_any_pieces_joined_are_one_call(cuts: list[int], rest: int, seed: int) -
     assert (given_out == np.where(due > 0, due - 4, 0)).all()
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(sessions=st.lists(cuts_of_session, min_size=2, max_size=4))
 def test_a_batch_equals_its_sessions_alone(sessions: list[Session]) -> None:
     """Sessions of other lengths, of which some begin and some end in the same call."""

@@ -24,7 +24,7 @@ def hift(tmp_path_factory: pytest.TempPathFactory) -> HiFT:
     return load_hift(config.model_dir, tiny.CONFIG, torch.device("cpu"))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(4, 200), st.integers(0, 2**31))
 def test_fourier_frames_equal_torch(num_hops: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -41,7 +41,7 @@ def test_fourier_frames_equal_torch(num_hops: int, seed: int) -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=4))
 def test_a_padded_row_equals_the_row_alone(hift: HiFT, lengths: list[int]) -> None:
     size = max(lengths) + 3
@@ -77,7 +77,7 @@ def start_of(phase: Tensor, frames: int, *, starts: bool) -> SourceStart:
     return SourceStart(phase[None], torch.tensor([0]), torch.tensor([starts]), torch.tensor([frames]))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(2, 60), st.data())
 def test_a_source_continues_where_it_was_cut(hift: HiFT, num_frames: int, data: st.DataObject) -> None:
     """In the last half frame before the cut the first piece does not know the next frequency; everything else is equal."""

@@ -29,7 +29,7 @@ def test_known_answers(counter: tuple[int, ...], key: tuple[int, ...], answer: t
     assert tuple(int(word) for word in words) == answer
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 10**6), st.integers(1, 200), st.integers(0, 150))
 def test_a_piece_of_the_sequence_is_the_same_wherever_it_is_cut(seed: int, first: int, count: int, skip: int) -> None:
     first, count, skip = (value * SAMPLES_PER_COUNTER for value in (first, count, skip))

@@ -25,7 +25,7 @@ def speech_like(seconds: float = 2.0, seed: int = 0) -> FloatArray:
     return speech
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 1000), st.lists(st.integers(1000, 46_000), min_size=1, max_size=4))
 def test_a_seamless_signal_scores_zero(seed: int, joints: list[int]) -> None:
     signal = speech_like(seed=seed)
@@ -42,7 +42,7 @@ def test_harmless_differences_score_low() -> None:
     assert report.worst_level_step_db < 0.1
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 100), st.integers(0, VOCODER_OVERLAP_SAMPLES), st.sampled_from([-1.0, 1.0]))
 def test_it_hears_a_click(seed: int, offset: int, sign: float) -> None:
     signal, joint = speech_like(seed=seed), 20_000
@@ -52,7 +52,7 @@ def test_it_hears_a_click(seed: int, offset: int, sign: float) -> None:
     assert measure_seams(clicking, signal, [40_000]).worst_click_db <= 1e-6  # another joint
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 100), st.integers(0, 14))
 def test_it_hears_a_level_step_of_eight_percent(seed: int, window: int) -> None:
     """Wherever the step lies in the overlap; a step on a window's edge shows in full, one inside a window at least by half."""

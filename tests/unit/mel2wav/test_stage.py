@@ -58,7 +58,7 @@ def signal_to_error_db(found: FloatArray, expected: FloatArray) -> float:
     return float(10 * np.log10(np.mean(expected**2) / (np.mean((found - expected) ** 2) + 1e-20)))
 
 
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=4)
 @given(CUTS)
 def test_any_cut_gives_nearly_the_offline_audio(any_stage: VocoderStage, cuts: list[int]) -> None:
     """The difference is the right context beyond the 8 withheld frames: 30 dB is far below the speech."""
@@ -67,7 +67,7 @@ def test_any_cut_gives_nearly_the_offline_audio(any_stage: VocoderStage, cuts: l
     assert signal_to_error_db(streamed, any_stage.synthesize(mel, SEED)) > 30
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(CUTS)
 def test_a_hop_withholds_eight_frames_and_the_last_one_none(any_stage: VocoderStage, cuts: list[int]) -> None:
     chunks = stream(any_stage, tiny.voiced_mel(sum(cuts)), cuts)
@@ -76,7 +76,7 @@ def test_a_hop_withholds_eight_frames_and_the_last_one_none(any_stage: VocoderSt
     assert np.cumsum([len(chunk) for chunk in chunks]).tolist() == [frames * SAMPLES_PER_MEL_FRAME for frames in out]
 
 
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=3)
 @given(st.lists(CUTS, min_size=2, max_size=5))
 def test_neighbours_in_a_batch_change_nothing(stage: VocoderStage, sessions: list[list[int]]) -> None:
     """Of the plain stage; with slots it is equal for any sessions (test_slotted.py)."""
@@ -193,7 +193,6 @@ def test_state_is_bounded_and_close_frees_it(stage: VocoderStage) -> None:
     assert state.closed and state.mel.numel() == state.source.numel() == state.withheld.numel() == 0
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 2000), max_size=80))
 def test_groups_hold_every_row_once_and_are_bounded(lengths: list[int]) -> None:
     groups = group_similar(lengths)

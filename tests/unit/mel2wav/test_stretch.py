@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -53,7 +53,6 @@ def interpolated(mel: Tensor, speed: float) -> Tensor:
     return torch.tensor(np.array([np.interp(places, np.arange(frames), row) for row in mel.numpy()]), dtype=torch.float32)
 
 
-@settings(max_examples=60, deadline=None)
 @given(PIECES, st.integers(0, 12))
 @example([(9, 1.9), (1, 1.9), (1, 1.9)], 0)
 @example([(0, 2.0), (1, 2.0), (7, 0.5)], 6)
@@ -67,7 +66,6 @@ def test_every_run_is_interpolated_by_itself(pieces: list[tuple[int, float]], la
     torch.testing.assert_close(found, torch.cat(expected, dim=1), rtol=0, atol=1e-5)  # float32 shares of neighbours
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=8), SPEEDS, st.integers(0, 12))
 def test_cuts_change_no_bit_and_the_length_is_upstreams(cuts: list[int], speed: float, late: int) -> None:
     mel = mel_of(sum(cuts))
@@ -75,7 +73,6 @@ def test_cuts_change_no_bit_and_the_length_is_upstreams(cuts: list[int], speed: 
     assert torch.equal(found, stretched(mel, [(mel.shape[1], speed)])) and found.shape[1] == int(mel.shape[1] / speed)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 60), st.sampled_from([(0.5, 1), (0.8, 4), (1.25, 5), (1.6, 8), (2.0, 2)]))
 def test_it_is_upstreams_where_the_length_is_a_whole_number(count: int, speed_and_unit: tuple[float, int]) -> None:
     speed, unit = speed_and_unit
@@ -84,7 +81,6 @@ def test_it_is_upstreams_where_the_length_is_a_whole_number(count: int, speed_an
     torch.testing.assert_close(stretched(mel, [(mel.shape[1], speed)]), upstream, rtol=0, atol=ROUNDING)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(2, 300), SPEEDS)
 def test_a_place_is_less_than_a_frame_of_audio_before_upstreams(frames: int, speed: float) -> None:
     """A ramp shows the places themselves."""

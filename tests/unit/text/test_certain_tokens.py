@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers.models import BPE
 
@@ -40,21 +40,18 @@ def models(draw: st.DrawFn) -> Model:
 
 
 @given(model=models(), known=TEXTS, continuation=TEXTS)
-@settings(max_examples=100, deadline=None)
 def test_no_continuation_changes_them(model: Model, known: str, continuation: str) -> None:
     certain = model.certain(known)
     assert model.encode(known + continuation)[: len(certain)] == certain
 
 
 @given(model=models(), known=TEXTS, continuation=TEXTS)
-@settings(max_examples=80, deadline=None)
 def test_more_text_never_makes_fewer_of_them(model: Model, known: str, continuation: str) -> None:
     certain = model.certain(known)
     assert model.certain(known + continuation)[: len(certain)] == certain
 
 
 @given(model=models(), known=TEXTS)
-@settings(max_examples=80, deadline=None)
 def test_the_rest_goes_on_from_them_as_if_it_stood_alone(model: Model, known: str) -> None:
     certain = model.certain(known)
     start = sum(num_symbols for _, num_symbols in certain)

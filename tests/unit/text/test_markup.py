@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.errors import InvalidInputError
@@ -51,7 +51,6 @@ def told(text: str) -> str:
 
 
 @given(text=SSML, cuts=CUTS)
-@settings(max_examples=60, deadline=None)
 def test_any_cut_says_the_same(text: str, cuts: list[int]) -> None:
     whole = read(text)
     assert read(text, cuts) == whole
@@ -59,7 +58,6 @@ def test_any_cut_says_the_same(text: str, cuts: list[int]) -> None:
 
 
 @given(text=SSML, cuts=CUTS)
-@settings(max_examples=40, deadline=None)
 def test_any_cut_gives_the_same_ids_breaks_and_positions(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
     def found(parts: list[str]) -> list[TextToken | TextBreak]:
         text_in = TextIn(tokenizer, TextPreparation(), MarkupReader())
@@ -75,7 +73,6 @@ def test_any_cut_gives_the_same_ids_breaks_and_positions(tokenizer: TextTokenize
 
 
 @given(words=st.lists(st.sampled_from("the quick Brown fox, jumps. over I it's dogs!".split()), min_size=1, max_size=12))
-@settings(max_examples=30, deadline=None)
 def test_text_without_markup_is_the_plain_text_and_leaves_as_early(tokenizer: TextTokenizer, words: list[str]) -> None:
     plain, marked = TextIn(tokenizer, TextPreparation()), TextIn(tokenizer, TextPreparation(), MarkupReader())
     for word in words:
@@ -181,7 +178,6 @@ FRAGMENTS = st.sampled_from(
 
 
 @given(fragments=st.lists(st.one_of(FRAGMENTS, st.characters(exclude_categories=["Cs"])), max_size=14), cuts=CUTS)
-@settings(max_examples=60, deadline=None)
 def test_anything_is_read_or_refused(fragments: list[str], cuts: list[int]) -> None:
     """And the same way whatever the cuts."""
 

@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.errors import ConfigError, InvalidInputError
@@ -52,7 +52,6 @@ def normalized(text: str, mode: str, cuts: list[int]) -> list[NormalizedCharacte
 
 
 @given(text=TEXTS, cuts=CUTS, mode=MODES)
-@settings(max_examples=80, deadline=None)
 def test_any_cut_gives_the_normalisation_of_the_whole_text(text: str, cuts: list[int], mode: str) -> None:
     characters = normalized(text, mode, cuts)
     assert characters == normalized(text, mode, [])
@@ -61,7 +60,6 @@ def test_any_cut_gives_the_normalisation_of_the_whole_text(text: str, cuts: list
 
 
 @given(text=TEXTS, mode=MODES)
-@settings(max_examples=60, deadline=None)
 def test_spans_are_the_text_and_little_is_held_back(text: str, mode: str) -> None:
     cutter = SpanCutter(None if mode == "auto" else "zh" if mode == "zh" else "en")
     out = ""
@@ -107,7 +105,6 @@ def tokens_of(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> list[Text
 
 
 @given(text=TEXTS, cuts=CUTS)
-@settings(max_examples=60, deadline=None)
 def test_ids_of_any_cut_are_those_of_the_normalised_text(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
     tokens = tokens_of(tokenizer, text, cuts)
     assert tokens == tokens_of(tokenizer, text, [])

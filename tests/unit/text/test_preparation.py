@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.families.cosyvoice2 import ADDED_TOKENS
@@ -49,7 +49,6 @@ def tokens_of(tokenizer: TextTokenizer, text: str, cuts: list[int], preparation:
 
 
 @given(text=TEXTS, cuts=CUTS, mode=MODES)
-@settings(max_examples=40, deadline=None)
 def test_any_cut_gives_the_same_ids_and_positions(tokenizer: TextTokenizer, text: str, cuts: list[int], mode: str) -> None:
     tokens = tokens_of(tokenizer, text, cuts, preparation_of(mode))
     assert tokens == tokens_of(tokenizer, text, [], preparation_of(mode))
@@ -58,7 +57,6 @@ def test_any_cut_gives_the_same_ids_and_positions(tokenizer: TextTokenizer, text
 
 
 @given(text=TEXTS, mode=MODES)
-@settings(max_examples=40, deadline=None)
 def test_every_character_of_the_caller_is_covered_once(text: str, mode: str) -> None:
     preparation = preparation_of(mode)
     characters = [*preparation.push(text), *preparation.finish(is_end=True)]
@@ -86,7 +84,6 @@ def test_marks_that_the_checkpoint_does_not_know_are_not_spoken() -> None:
 @given(
     words=st.lists(st.sampled_from("the quick Brown fox, jumps. over I A it's well-known (lazy) dogs!".split()), min_size=1, max_size=20)
 )
-@settings(max_examples=40, deadline=None)
 def test_plain_text_is_unchanged_and_leaves_as_early(tokenizer: TextTokenizer, words: list[str]) -> None:
     """After every word and its blank, as many tokens are known as of the raw text."""
     raw, clean = TextIn(tokenizer), TextIn(tokenizer, TextPreparation(reads_markdown=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.text.english_readers import RULES
@@ -53,7 +53,6 @@ LANGUAGES = st.sampled_from(("en", "zh"))
 
 
 @given(text=JUMBLES, mode=LANGUAGES, place=st.integers(0, 200), other=st.integers(1, 9))
-@settings(max_examples=80, deadline=None)
 def test_no_digit_is_left_and_each_one_is_heard(text: str, mode: str, place: int, other: int) -> None:
     spoken = normalize_text(text, mode, load_read_out())
     assert not any(character.isdigit() for character in spoken)
@@ -69,7 +68,6 @@ def test_no_digit_is_left_and_each_one_is_heard(text: str, mode: str, place: int
     separator=st.sampled_from((" ", ", ", "，", " and ", "和", ". ")),
     cuts=st.lists(st.integers(0, 200)),
 )
-@settings(max_examples=40, deadline=None)
 def test_any_cut_gives_the_same_reading(forms: list[str], separator: str, cuts: list[int]) -> None:
     text = separator.join(forms)
     assert read_out(text, "auto", "en", tuple(cuts)) == read_out(text, "auto", "en")
@@ -79,7 +77,6 @@ def test_any_cut_gives_the_same_reading(forms: list[str], separator: str, cuts: 
     groups=st.tuples(st.integers(201, 799), st.integers(0, 999), st.integers(0, 9999)),
     shape=st.sampled_from(("({}) {}-{}", "{}-{}-{}", "+1 {} {} {}", "{}.{}.{}")),
 )
-@settings(max_examples=40, deadline=None)
 def test_telephones_are_read_digit_by_digit(groups: tuple[int, int, int], shape: str) -> None:
     written = [f"{groups[0]:03}", f"{groups[1]:03}", f"{groups[2]:04}"]
     words = [f"plus {spelled('1')}"] if shape[0] == "+" else []
@@ -87,7 +84,6 @@ def test_telephones_are_read_digit_by_digit(groups: tuple[int, int, int], shape:
 
 
 @given(octets=st.lists(st.integers(0, 255), min_size=4, max_size=4), mode=LANGUAGES)
-@settings(max_examples=20, deadline=None)
 def test_network_addresses_are_read_digit_by_digit(octets: list[int], mode: str) -> None:
     dot, one_by_one = ("点", chinese_spelled) if mode == "zh" else (" dot ", spelled)
     assert read_out(".".join(map(str, octets)), mode, "en") == dot.join(one_by_one(str(octet)) for octet in octets)

@@ -108,7 +108,7 @@ DENSE = st.text(st.sampled_from(" \n\t!.-'[<aeos1\u0301\u4eca\u7532\u4e59"), max
 
 
 @given(text=st.one_of(TEXTS, DENSE, LONG_RUNS), cuts=CUTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 def test_any_cut_gives_the_ids_of_the_whole_text(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
     """Beyond the bound they depend on the text alone, too; each covers its part of the text."""
     data = text.encode()
@@ -121,7 +121,7 @@ def test_any_cut_gives_the_ids_of_the_whole_text(tokenizer: TextTokenizer, text:
 
 
 @given(text=st.one_of(TEXTS, LONG_RUNS))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_held_back_text_is_bounded(tokenizer: TextTokenizer, text: str) -> None:
     text_in = TextIn(tokenizer)
     longest_special = max(map(len, tokenizer.special_tokens))
@@ -137,7 +137,7 @@ def test_the_held_back_text_is_bounded(tokenizer: TextTokenizer, text: str) -> N
 
 
 @given(text=st.text(st.sampled_from("\u4eca\u5929\u7532\u4e59\u6c14aetoinsh\u304b\u3099"), max_size=150), cuts=CUTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_run_of_letters_of_any_length_has_the_ids_of_the_whole(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
     for places in (cuts, list(range(3 * len(text)))):
         assert [token.id for token in stream(tokenizer, text.encode(), places)] == tokenizer.encode(text)
@@ -212,7 +212,7 @@ def test_ids_that_are_certain_come_at_once(tokenizer: TextTokenizer, pieces: tup
 
 
 @given(prefix=TEXTS, data=st.binary(min_size=1, max_size=6), cut=st.integers(0, 8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_text_is_accepted_exactly_if_it_is_utf8(tokenizer: TextTokenizer, prefix: str, data: bytes, cut: int) -> None:
     whole = prefix.encode() + data
     try:
@@ -289,7 +289,7 @@ def test_composing_does_not_change_the_class_of_a_character() -> None:
 
 class TestTokenizerFiles:
     @given(text=TEXTS)
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_any_text_has_the_ids_of_transformers(self, model_dir: Path, tokenizer: TextTokenizer, text: str) -> None:
         assert tokenizer.encode(text) == reference_tokenizer(model_dir)(text)["input_ids"]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.families.cosyvoice3 import COSYVOICE3
@@ -33,7 +33,6 @@ SEGMENTS = st.lists(
 )
 
 
-@settings(max_examples=20, deadline=None)
 @given(SEGMENTS, st.integers(0, 5))
 def test_rows_are_the_segments_in_order_then_padding(segments: list[Segment], padding: int) -> None:
     count = sum(segment.num_rows for segment in segments)
@@ -58,7 +57,6 @@ def test_rows_are_the_segments_in_order_then_padding(segments: list[Segment], pa
     assert [positions[row] for row in order] == sorted(positions, reverse=True), "the longest context does not come first"
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     st.builds(TurnLimits, st.integers(1, 10**6), st.integers(0, 50), SPECIALS, SPECIALS, st.none() | st.just(SPACE.fill)),
     st.builds(

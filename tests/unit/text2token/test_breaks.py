@@ -57,7 +57,7 @@ def is_spoken(part: str | int) -> bool:
 
 
 @given(parts=TEXTS, cuts=CUTS, pumps=st.lists(st.integers(0, 30), min_size=3, max_size=8))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_speech_and_silence_depend_on_the_text_alone(
     tokenizer: TextTokenizer, parts: list[str | int], cuts: list[int], pumps: list[int]
 ) -> None:
@@ -73,7 +73,7 @@ def test_speech_and_silence_depend_on_the_text_alone(
 
 
 @given(parts=TEXTS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_every_break_is_where_it_was_asked_for(tokenizer: TextTokenizer, parts: list[str | int]) -> None:
     """Marks alone are not spoken."""
     said = [part for part in parts if not isinstance(part, str) or is_spoken(part)]

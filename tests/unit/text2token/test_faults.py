@@ -199,14 +199,14 @@ def check(make: Callable[[], StepRunner], inject: Inject, seed: int, times: int)
 
 
 @pytest.mark.parametrize("place", [*PLANNING, *COMPUTING])
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=2)
 @given(seed=st.integers(0, 10**6))
 def test_a_fault_of_one_sequence_ends_that_one(place: str, seed: int) -> None:
     check(plain_runner, (PLANNING | COMPUTING)[place], seed, times=10**6)
 
 
 @pytest.mark.parametrize("place", COMPUTING)
-@settings(max_examples=1, deadline=None)
+@settings(max_examples=1)
 @given(seed=st.integers(0, 10**6))
 def test_a_fault_that_does_not_come_again_ends_nobody(place: str, seed: int) -> None:
     """Memory, for example, that is there for each alone."""

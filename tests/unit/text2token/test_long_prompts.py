@@ -32,7 +32,7 @@ def runner_of(kind: str) -> StepRunner:
 
 @pytest.mark.parametrize("kind", ["plain", "plain with a head", "running ahead", "graphs"])
 def test_a_session_says_what_it_says_alone(kind: str) -> None:
-    @settings(max_examples=3, deadline=None)
+    @settings(max_examples=3)
     @given(st.integers(0, 10**6))
     def check(seed: int) -> None:
         runner = runner_of(kind)

@@ -125,7 +125,7 @@ def test_a_session_that_is_cancelled_while_tokens_are_held_is_free(tokenizer: Te
     bench.check_free()
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(0, 5), st.integers(10, 37), st.integers(0, 60), st.booleans())
 def test_equal_text_and_seed_give_equal_tokens(tokenizer: TextTokenizer, runaways: int, period: int, ahead: int, is_whole: bool) -> None:
     """Whatever runs at the same time, and however late a cancel takes effect."""

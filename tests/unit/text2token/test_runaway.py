@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.text2token.runaway import CHECKS_PER_WINDOW, RunawayWatch
@@ -20,7 +20,6 @@ def loop(seed: int, period: int, ahead: int) -> list[int]:
 
 
 @given(st.integers(0, 2**31), st.integers(1, WINDOW // 2), st.integers(0, 200), st.integers(1, 9))
-@settings(max_examples=60, deadline=None)
 def test_a_loop_is_noticed_within_the_window_and_a_fifth(seed: int, period: int, ahead: int, step: int) -> None:
     """And what is handed out until then ends with the first round and a few tokens, whatever the pieces."""
     ids, watch = loop(seed, period, ahead), RunawayWatch(WINDOW)

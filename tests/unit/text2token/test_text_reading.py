@@ -78,7 +78,7 @@ def attended(model: Qwen2Model, ids: Sequence[int], head: tuple[int, int]) -> li
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 10_000), layer=st.integers(0, CONFIG.num_hidden_layers - 1), head=st.integers(0, CONFIG.num_attention_heads - 1))
 def test_each_id_comes_with_what_its_place_attends_to(kind: str, seed: int, layer: int, head: int) -> None:
     """Several sequences, texts in turns, equal beginnings that share their cache."""
@@ -141,7 +141,7 @@ def test_a_head_that_there_is_not() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(steps=st.integers(1, 4), beyond=st.integers(-2, 2), company=st.booleans(), before=st.sampled_from(("nothing", "same", "other")))
 def test_a_prompt_of_several_steps_is_read_when_it_is_complete(kind: str, steps: int, beyond: int, company: bool, before: str) -> None:
     """A step that only feeds reads nothing, whatever the one before it read; before: who had the slot and the cache, of the same length."""

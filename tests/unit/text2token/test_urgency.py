@@ -54,7 +54,6 @@ def test_sampled_tokens_are_audio(slack_s: float, wanted: int, sampled: int) -> 
     assert (demand.lacks > 0) == (slack_s < NEARLY_SILENT_S and wanted > sampled)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(demands, max_size=150), st.booleans(), st.integers(1, 8))
 def test_a_step_leaves_out_only_those_who_can_wait_and_not_for_long(found: list[Demand | None], has_new: bool, steps: int) -> None:
     shares = StepShares(MOST_S)
@@ -136,7 +135,7 @@ def test_run_ahead_stops_at_the_bound_and_goes_on_in_bursts() -> None:
         assert steps == pytest.approx(BURST_S / TOKEN_S, abs=1)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.lists(st.tuples(st.floats(0.0, 8.0), st.integers(0, 30)), min_size=1, max_size=40), st.integers(8, 64))
 def test_listeners_never_run_out_below_capacity(sessions: list[tuple[float, int]], max_rows: int) -> None:
     """Listeners begin with their first 18 tokens and play on; pulls come now and then. Every session ends, in time for its listener."""

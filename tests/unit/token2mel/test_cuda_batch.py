@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.token2mel.batching import Span
@@ -48,7 +48,6 @@ def free_row(span: Span, frame: int) -> int:
     return chunk * sum(2 * tokens for tokens in range(1, CHUNK + 1)) + sum(2 * tokens for tokens in range(1, known)) + place
 
 
-@settings(max_examples=20, deadline=None)
 @given(spans())
 def test_every_row_knows_its_place(batch: list[Span]) -> None:
     arrays = packed(batch)
@@ -80,7 +79,6 @@ def test_every_row_knows_its_place(batch: list[Span]) -> None:
     assert sorted(read) == sorted({page for span in batch for page in span.context_pages}), "each page once"
 
 
-@settings(max_examples=20, deadline=None)
 @given(spans())
 def test_tiles_cover_every_frame_once(batch: list[Span]) -> None:
     arrays = packed(batch)
@@ -97,7 +95,6 @@ def listed(tiles: IntArray32) -> list[list[int]]:
     return rows
 
 
-@settings(max_examples=20, deadline=None)
 @given(spans())
 def test_lookahead_windows_show_the_right_tokens(batch: list[Span]) -> None:
     """Each token's windows, followed back to token ids, are its neighbours; None where there is no token."""

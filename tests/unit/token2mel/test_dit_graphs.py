@@ -59,7 +59,7 @@ def shared_stage(sizes: tuple[BatchSize, ...], left_context_chunks: int) -> Flow
     return graph_stage(sizes, left_context_chunks=left_context_chunks)
 
 
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=3)
 @given(
     st.lists(st.tuples(prompt_sizes, hop_sizes, st.integers(0, 2), st.integers(0, 1)), min_size=1, max_size=3),
     st.sampled_from([SMALL, SPLIT]),

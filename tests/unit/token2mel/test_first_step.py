@@ -71,7 +71,7 @@ def rows_of(table: FirstStep, span: Span) -> list[int]:
 
 
 @pytest.mark.parametrize("left", [0, 2])
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(prompt=st.integers(0, 80), hops=st.lists(st.integers(4, 70), min_size=1, max_size=4))
 def test_the_table_is_what_the_network_computes(left: int, prompt: int, hops: list[int]) -> None:
     stage, table = stage_and_table(left)

@@ -231,7 +231,7 @@ def test_a_session_that_outgrows_the_pool_forgets_its_oldest_speech(unet: FlowSt
     small.check_integrity()
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6)
 @given(
     st.lists(st.tuples(st.sampled_from(["open", "hop", "final", "close"]), st.integers(0, 3), st.integers(0, 60)), max_size=14),
     st.integers(0, 1),

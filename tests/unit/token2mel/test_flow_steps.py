@@ -34,7 +34,7 @@ def at_once(stage: FlowStage, prompt_tokens: int, count: int) -> torch.Tensor:
     return mel[:, 2 * prompt_tokens :]
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(prompt=st.integers(0, 60), count=st.integers(1, 60), scores=st.integers(100, 20_000))
 def test_an_utterance_in_steps_is_the_utterance(stage: FlowStage, prompt: int, count: int, scores: int) -> None:
     with mock.patch.dict(runner.MAX_SCORES, cpu=scores):

@@ -43,7 +43,7 @@ of_every_network = pytest.mark.parametrize("network", ["unet", "dit"])
 
 
 @of_every_network
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=4)
 @given(prompt_tokens=prompt_sizes, sizes=hop_sizes, left=st.sampled_from([0, 0, 1, 2]), final=st.booleans())
 def test_incremental_equals_the_whole_prefix(network: str, prompt_tokens: int, sizes: list[int], left: int, final: bool) -> None:
     prompt, tokens = make_prompt(prompt_tokens), make_tokens(sum(sizes))
@@ -64,7 +64,7 @@ def test_incremental_equals_the_whole_prefix(network: str, prompt_tokens: int, s
 
 
 @of_every_network
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=3)
 @given(sessions=st.lists(st.tuples(prompt_sizes, hop_sizes, st.integers(0, 2)), min_size=2, max_size=4), left=st.sampled_from([0, 1]))
 def test_a_batch_equals_its_sessions_alone(network: str, sessions: list[tuple[int, list[int], int]], left: int) -> None:
     """Sessions with different voices, positions and hop sizes share calls; each starts some hops after the others."""

@@ -71,7 +71,7 @@ sizes = st.lists(st.tuples(*[st.integers(0, 60)] * SESSIONS), min_size=ROUNDS, m
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=2)
 @given(hops=st.lists(sizes, min_size=2, max_size=2), turns=st.lists(st.integers(0, 2), max_size=40), left=st.sampled_from([0, 0, 1]))
 def test_any_interleaving_is_bit_equal(network: str, hops: list[list[tuple[int, ...]]], turns: list[int], left: int) -> None:
     """Groups take turns in any order, step by step; alone, each is computed in whole batches."""

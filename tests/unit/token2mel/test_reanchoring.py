@@ -33,8 +33,8 @@ def pieces_of(total: int, sizes: list[int]) -> list[list[int]]:
     return cut(make_tokens(sum(found)), found)
 
 
-@settings(max_examples=2, deadline=None)
-@given(prompt_sizes, st.lists(st.integers(15, 45), min_size=1, max_size=4), st.integers(8, 14), st.sampled_from([1, 2]))
+@settings(max_examples=2)
+@given(prompt_sizes, st.lists(st.integers(30, 80), min_size=1, max_size=4), st.integers(8, 11), st.sampled_from([1, 2]))
 def test_forgetting_beyond_reach_changes_nothing(prompt: int, sizes: list[int], context_s: int, left: int) -> None:
     """With bounded attention the forgotten speech is out of reach, and periodic noise is the same at the new positions: the mel is
     that of a session that does not forget."""
@@ -45,11 +45,11 @@ def test_forgetting_beyond_reach_changes_nothing(prompt: int, sizes: list[int], 
         assert_same(mel, other)
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(
     prompt_sizes,
-    st.lists(st.integers(0, 45), min_size=1, max_size=4).filter(any),
-    st.integers(7, 12),
+    st.lists(st.integers(0, 70), min_size=1, max_size=4).filter(any),
+    st.integers(7, 10),
     st.sampled_from([0, 2, 3]),
     st.booleans(),
 )
@@ -60,7 +60,7 @@ def test_a_long_session_stays_within_its_context(
     subject = stage(context_s, left_context_chunks=left, flow_state_mb=2 if is_short_of_memory else 16, reserve_tokens=50)
     state = subject.open(make_prompt(prompt))
     frames = 0
-    for piece in (pieces := pieces_of(400, sizes)):
+    for piece in (pieces := pieces_of(300, sizes)):
         frames += hop_mel(subject, state, piece, piece is pieces[-1]).shape[1]
         assert len(state.tokens) <= CHUNK * context_s
         assert state.tokens[:prompt] == state.prompt.speech_tokens.tolist()
@@ -77,7 +77,7 @@ def test_a_long_session_stays_within_its_context(
 
 def test_where_it_forgets_depends_on_its_tokens_alone() -> None:
     subject, alone = stage(8.0, flow_state_mb=16), stage(8.0, flow_state_mb=16)
-    voices, pieces = [make_prompt(30, seed) for seed in range(2)], pieces_of(325, [CHUNK])
+    voices, pieces = [make_prompt(30, seed) for seed in range(2)], pieces_of(300, [75])
     expected = [run(alone, voice, pieces) for voice in voices]
     states = [subject.open(voice) for voice in voices]
     for index, piece in enumerate(pieces):
@@ -88,7 +88,7 @@ def test_where_it_forgets_depends_on_its_tokens_alone() -> None:
 
 def test_there_is_no_joint_in_the_mel() -> None:
     """The step from the last frame before to the first after forgetting is one of many: not above all that are inside of speech."""
-    subject, pieces = stage(8.0), pieces_of(800, [28] + [CHUNK] * 31)
+    subject, pieces = stage(8.0), pieces_of(400, [28] + [CHUNK] * 15)
     state = subject.open(make_prompt(30))
     mels, joints, frames, before = [], [], 0, 0
     for piece in pieces:
@@ -98,7 +98,7 @@ def test_there_is_no_joint_in_the_mel() -> None:
         before, frames = len(state.tokens), frames + mels[-1].shape[1]
     mel = torch.cat(mels, dim=1).numpy()
     steps = np.abs(np.diff(mel, axis=1)).mean(axis=0)
-    assert len(joints) >= 5
+    assert len(joints) >= 2
     at_joints, usual = steps[[joint - 1 for joint in joints]], np.delete(steps, [joint - 1 for joint in joints])
     assert at_joints.max() <= usual.max(), (at_joints, usual.max())
 
@@ -116,6 +116,6 @@ def test_a_hop_or_a_voice_beyond_the_context_is_refused() -> None:
 
 def test_the_last_hop_with_full_attention_goes_on_from_what_is_known() -> None:
     subject, voice = stage(8.0, final_mode="reference"), make_prompt(30)
-    pieces = pieces_of(400, [CHUNK])
+    pieces = pieces_of(300, [75])
     mels = run(subject, voice, pieces)
-    assert sum(mel.shape[1] for mel in mels) == 800 and all(torch.isfinite(mel).all() for mel in mels)
+    assert sum(mel.shape[1] for mel in mels) == 600 and all(torch.isfinite(mel).all() for mel in mels)

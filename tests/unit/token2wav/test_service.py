@@ -381,7 +381,7 @@ def test_admission(rig: Rig) -> None:
     assert audio(rig.hop("one more", 1, start=True)) == [1]
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(0, 25), st.sampled_from("abcd")), min_size=5, max_size=30))
 def test_every_lease_expires_in_its_own_time(steps: list[tuple[int, str]]) -> None:
     """With any arrivals and any times of the check for idle sessions, each expires 30 s after its last request, and not before."""
@@ -604,7 +604,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(OPERATIONS)
 def test_whatever_happens_every_future_is_answered_and_everything_is_freed(operations: list[tuple[str, str]]) -> None:
     rig = make_rig(max_sessions=2)

@@ -110,7 +110,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(OPERATIONS)
 def test_whatever_happens_between_the_steps_every_future_is_answered_once(operations: list[tuple[str, str, bool]]) -> None:
     """Operations come while the worker is held inside a step, or not."""

@@ -87,8 +87,9 @@ def test_a_start_that_fails_ends_it(
 def test_it_ends_with_its_input(config: RuntimeConfig) -> None:
     """So with the process that started it, however that ends."""
     code = (
-        "import time, bistream.mel2wav.factory as factory, bistream.token2wav.vocoder_ahead as ahead\n"
-        "factory.make_vocoder = lambda *arguments: time.sleep(600)\n"
+        "import sys, time, types, bistream.token2wav.vocoder_ahead as ahead\n"
+        "slow = types.SimpleNamespace(make_vocoder=lambda *arguments: time.sleep(600))\n"
+        "sys.modules['bistream.mel2wav.factory'] = slow\n"
         "ahead.main()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, encoding="utf-8") as process:

@@ -111,7 +111,7 @@ def test_without_a_thread_the_session_is_refused(monkeypatch: pytest.MonkeyPatch
     assert studio.analyses.close(WAIT_S)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.booleans()), max_size=20))
 def test_whatever_is_abandoned_all_others_get_their_voice(requests: list[tuple[str, bool]]) -> None:
     studio, kept = Studio(most=6), []

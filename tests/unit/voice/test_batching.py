@@ -89,7 +89,7 @@ def tokenizers(tiny_model_dir: Path) -> dict[str, SpeechTokenizer]:
     return {name: SpeechTokenizer.from_config(config[name]) for name in names}
 
 
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=5)
 @given(samples=st.lists(st.integers(400, 24_000), min_size=1, max_size=MOST + 1), name=st.sampled_from(["onnx", "torch"]))
 def test_codes_are_those_of_each_alone(tokenizers: dict[str, SpeechTokenizer], samples: list[int], name: str) -> None:
     tokenizer = tokenizers[name]

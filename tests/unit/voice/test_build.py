@@ -18,7 +18,7 @@ from bistream.voice.features import mel_24k
 EMBEDDING = np.ones(192, dtype=np.float32)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12)
 @given(samples=st.integers(1000, 20_000), tokens=st.integers(0, 60), high_hz=st.sampled_from([8000.0, 12000.0]))
 def test_trimmed_to_the_shorter(samples: int, tokens: int, high_hz: float) -> None:
     waveform = np.random.default_rng(samples).standard_normal(samples).astype(np.float32)

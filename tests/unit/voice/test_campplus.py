@@ -87,7 +87,7 @@ def test_an_export_of_the_module(tmp_path: Path, opset: int) -> None:
     np.testing.assert_allclose(by_onnxruntime(path, recordings), expected, rtol=0, atol=1e-5 * float(np.abs(expected).max()))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(counts=st.lists(st.integers(3, 450), min_size=1, max_size=4), more=st.integers(0, 2))
 def test_each_recording_gets_what_it_gets_alone(counts: list[int], more: int) -> None:
     network = CampplusNetwork.from_state_dict(random_state(), {1: 1, 2: 2, 3: 3})
@@ -96,7 +96,7 @@ def test_each_recording_gets_what_it_gets_alone(counts: list[int], more: int) ->
     np.testing.assert_allclose(together(network, recordings, more), alone, rtol=0, atol=1e-5 * float(np.abs(alone).max()))
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(forms=st.lists(st.sampled_from(sorted(FORMS)), unique=True), seed=st.integers(0, 1000))
 def test_weights_of_the_same_graph_in_any_form(tmp_path_factory: pytest.TempPathFactory, forms: list[str], seed: int) -> None:
     model, rng = model_of(), random.Random(seed)
@@ -110,7 +110,7 @@ def test_weights_of_the_same_graph_in_any_form(tmp_path_factory: pytest.TempPath
         torch.testing.assert_close(state[key], tensor, rtol=1e-6, atol=1e-7)  # scales went through a variance
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(choice=st.integers(0, 1000), is_twice=st.booleans())
 def test_another_structure_is_refused(tmp_path_factory: pytest.TempPathFactory, choice: int, is_twice: bool) -> None:
     model = model_of()

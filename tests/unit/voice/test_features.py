@@ -12,7 +12,7 @@ from bistream.voice.features import fbank_16k, kaldi_mel_filters, log_mel_16k, m
 from tests.unit.voice.voices import noise
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12)
 @given(st.integers(721, 20_000))
 def test_frame_counts(samples: int) -> None:
     assert log_mel_16k(noise(samples)).shape == (128, samples // 160)

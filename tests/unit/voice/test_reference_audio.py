@@ -27,7 +27,7 @@ def with_value(value: float) -> FloatArray:
     return waveform
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12)
 @given(length=st.integers(SECOND // 2, SECOND), padding=st.integers(0, 5000), rank_two=st.booleans())
 def test_cut_to_its_true_length(length: int, padding: int, rank_two: bool) -> None:
     sent = recording(length + padding)

@@ -18,7 +18,7 @@ from bistream.voice.registry import VoiceRegistry
 from tests.unit.voice.voices import assert_same_voice, random_voice
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10)
 @given(
     speaker_id=st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True),
     text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40),

@@ -35,7 +35,7 @@ def read_back(model: onnx.ModelProto, folder: Path) -> dict[str, Tensor]:
     return state_dict_from_onnx(path)
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6)
 @given(forms=st.lists(st.sampled_from(sorted(FORMS)), unique=True), seed=st.integers(0, 1000))
 def test_weights_of_the_same_graph_in_any_form(tmp_path_factory: pytest.TempPathFactory, forms: list[str], seed: int) -> None:
     model, rng = model_of(STATE), random.Random(seed)
@@ -96,7 +96,7 @@ def _twice(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
     model.graph.node.insert(list(model.graph.node).index(node) + 1, again)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12)
 @given(change=st.sampled_from([_without, _twice]), choice=st.integers(0, 1000))
 def test_another_structure_is_refused(
     tmp_path_factory: pytest.TempPathFactory, change: Callable[[onnx.ModelProto, onnx.NodeProto], None], choice: int

@@ -30,7 +30,7 @@ def sound(samples: int, kind: str) -> FloatArray:
     return waveform.astype(np.float32)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(samples=st.integers(400, 40_000), kind=st.sampled_from(["noise", "tone in noise", "silence"]))
 def test_log_mel_and_filter_bank(samples: int, kind: str) -> None:
     waveform = sound(samples, kind)
@@ -40,7 +40,7 @@ def test_log_mel_and_filter_bank(samples: int, kind: str) -> None:
         np.testing.assert_allclose(found.numpy(), expected, atol=ROUNDING, rtol=0)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(samples=st.integers(1000, 40_000), kind=st.sampled_from(["noise", "tone in noise", "silence"]), high_hz=st.sampled_from([8e3, 12e3]))
 def test_prompt_mel(samples: int, kind: str, high_hz: float) -> None:
     waveform = sound(samples, kind)

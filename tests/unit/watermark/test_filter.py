@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -35,20 +35,17 @@ def spectrum_db(taps: NDArray[np.float64]) -> NDArray[np.float64]:
 WHOLE = FILTER.push([FILTER.open()], [SOUND])[0]
 
 
-@settings(max_examples=30)
 @given(first=st.integers(1, 2 * BLOCK), cuts=st.sets(st.integers(1, len(SOUND) // BLOCK - 2), max_size=12))
 def test_later_cuts_between_blocks_change_no_bit(first: int, cuts: set[int]) -> None:
     """Blocks count from the end of the first piece."""
     np.testing.assert_array_equal(in_pieces(SOUND, {first, *(first + BLOCK * cut for cut in cuts)}), in_pieces(SOUND, {first}))
 
 
-@settings(max_examples=30)
 @given(cuts=st.sets(st.integers(0, len(SOUND)), max_size=12))
 def test_cuts_elsewhere_change_the_rounding_alone(cuts: set[int]) -> None:
     np.testing.assert_allclose(in_pieces(SOUND, cuts), WHOLE, rtol=0, atol=1e-6)  # float32 sums of 2400 samples
 
 
-@settings(max_examples=30)
 @given(lengths=st.lists(st.integers(0, 3 * BLOCK), max_size=4))
 def test_sessions_of_a_batch_do_not_hear_each_other(lengths: list[int]) -> None:
     sounds = [SOUND[7 * index : 7 * index + length] for index, length in enumerate(lengths)]

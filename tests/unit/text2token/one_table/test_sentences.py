@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.checkpoints.one_table import OneTableConfig
@@ -63,7 +63,6 @@ def speak(made: SentenceLayout, count: int, result: TurnResult = STOP) -> list[T
 
 
 @given(TEXTS, st.data())
-@settings(deadline=None)
 def test_sentences_do_not_depend_on_the_pieces(text: str, data: st.DataObject) -> None:
     ids = TOKENIZER.encode(text)
     whole, pieces = layout(), layout()
@@ -83,7 +82,6 @@ def test_sentences_do_not_depend_on_the_pieces(text: str, data: st.DataObject) -
 
 
 @given(TEXTS, st.booleans(), st.integers(1, 400), st.integers(300, 1500))
-@settings(deadline=None)
 def test_every_turn_fits_and_continues_whole_sentences(text: str, has_recording: bool, count: int, longest: int) -> None:
     made = layout(RECORDING if has_recording else None, longest)
     made.push_text(TOKENIZER.encode(text))
