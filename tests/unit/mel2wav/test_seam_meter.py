@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,14 +33,6 @@ def test_a_seamless_signal_scores_zero(seed: int, joints: list[int]) -> None:
     assert report.worst_level_step_db <= 1e-6
 
 
-def test_harmless_differences_score_low() -> None:
-    signal = speech_like()
-    noisy = signal + 1e-4 * np.random.default_rng(1).standard_normal(len(signal)).astype(np.float32)
-    report = measure_seams(noisy, signal, [20_000, 30_000])
-    assert report.worst_click_db < 0.5
-    assert report.worst_level_step_db < 0.1
-
-
 @settings(max_examples=10)
 @given(st.integers(0, 100), st.integers(0, VOCODER_OVERLAP_SAMPLES), st.sampled_from([-1.0, 1.0]))
 def test_it_hears_a_click(seed: int, offset: int, sign: float) -> None:
@@ -64,15 +55,6 @@ def test_it_hears_a_level_step_of_eight_percent(seed: int, window: int) -> None:
         assert share * EIGHT_PERCENT_DB < report.worst_level_step_db < 1.05 * EIGHT_PERCENT_DB
 
 
-def test_it_hears_the_references_crossfade() -> None:
-    """Two equal signals under Hamming halves: 8 % louder for the length of the overlap, a step at each of its ends."""
-    signal, joint = speech_like(), 20_000
-    window = np.hamming(2 * VOCODER_OVERLAP_SAMPLES)
-    faded = signal.copy()
-    faded[joint : joint + VOCODER_OVERLAP_SAMPLES] *= window[:VOCODER_OVERLAP_SAMPLES] + window[VOCODER_OVERLAP_SAMPLES:]
-    assert measure_seams(faded, signal, [joint]).worst_level_step_db == pytest.approx(EIGHT_PERCENT_DB, rel=0.05)
-
-
 def test_a_joint_near_the_end_and_one_in_silence() -> None:
     signal = np.concatenate([speech_like(1.0), np.zeros(SAMPLE_RATE, np.float32)])
     streamed = signal + 1e-6
@@ -86,8 +68,3 @@ def test_joints_of_chunks() -> None:
     assert joints_of([10_560, 0, 24_000, 3_840]) == [10_560, 34_560]
     assert joints_of([480]) == []
     assert measure_seams(np.zeros(9, np.float32), np.zeros(9, np.float32), []).worst_click_db == 0.0
-
-
-def test_unequal_lengths_are_refused() -> None:
-    with pytest.raises(ValueError, match="same mel"):
-        measure_seams(np.zeros(5, np.float32), np.zeros(6, np.float32), [1])

@@ -19,6 +19,7 @@ from bistream.types import FloatArray
 from tests.formats import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES
 from tests.unit.mel2wav import tiny
 from tests.unit.mel2wav.plain_slots import PlainSlots
+from tests.unit.mel2wav.speaking import Session, check_equal, cuts_of_session, speak
 
 SEED = 11
 CUTS = st.lists(st.integers(1, 60), min_size=1, max_size=6)
@@ -77,24 +78,11 @@ def test_a_hop_withholds_eight_frames_and_the_last_one_none(any_stage: VocoderSt
 
 
 @settings(max_examples=3)
-@given(st.lists(CUTS, min_size=2, max_size=5))
-def test_neighbours_in_a_batch_change_nothing(stage: VocoderStage, sessions: list[list[int]]) -> None:
+@given(st.lists(cuts_of_session, min_size=2, max_size=4))
+def test_neighbours_in_a_batch_change_nothing(stage: VocoderStage, sessions: list[Session]) -> None:
     """Of the plain stage; with slots it is equal for any sessions (test_slotted.py)."""
-    mels = [tiny.voiced_mel(sum(cuts), seed=index) for index, cuts in enumerate(sessions)]
-    alone = [stream(stage, mel, cuts, seed=index) for index, (mel, cuts) in enumerate(zip(mels, sessions, strict=True))]
-    states = [stage.open(index) for index in range(len(sessions))]
-    for turn in range(max(len(cuts) for cuts in sessions)):
-        members = [index for index, cuts in enumerate(sessions) if turn < len(cuts)]
-        hops = []
-        for index in members:
-            begin = sum(sessions[index][:turn])
-            piece = mels[index][:, begin : begin + sessions[index][turn]]
-            hops.append(VocoderHop(states[index], piece, finalize=turn == len(sessions[index]) - 1))
-        for index, chunk in zip(members, stage.hop(hops), strict=True):
-            np.testing.assert_allclose(chunk, alone[index][turn], atol=2e-3)  # f0 in Hz is rounded, and the phase accumulates it
-            assert len(chunk) == 0 or signal_to_error_db(chunk, alone[index][turn]) > 60
-    for state in states:
-        state.close()
+    alone = [stream(stage, tiny.voiced_mel(sum(cuts), seed=index), cuts, 1000 * index - 1) for index, (cuts, _) in enumerate(sessions)]
+    check_equal(speak(stage, sessions), alone, tolerance=2e-3, error_db=60.0)  # f0 in Hz is rounded, and the phase accumulates it
 
 
 def test_the_default_joint_is_better_than_the_references(stage: VocoderStage, config: RuntimeConfig) -> None:
