@@ -114,3 +114,27 @@ def weighted_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, dic
         read = {name: arrays[name] for name in node.input if name in arrays}
         if any(array.ndim > 1 for array in read.values()):
             yield node, read
+
+
+def without(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    """Its output is its input."""
+    for reader in model.graph.node:
+        reader.input[:] = [node.input[0] if name == node.output[0] else name for name in reader.input]
+    model.graph.node.remove(node)
+
+
+def twice(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    """Once more on its own output."""
+    again = onnx.NodeProto()
+    again.CopyFrom(node)
+    again.input[0], again.output[0] = node.output[0], f"{node.output[0]}_again"
+    for reader in model.graph.node:
+        reader.input[:] = [again.output[0] if name == node.output[0] else name for name in reader.input]
+    model.graph.node.insert(list(model.graph.node).index(node) + 1, again)
+
+
+def with_another_structure(model: onnx.ModelProto, choice: int, is_twice: bool) -> onnx.ModelProto:
+    """One of its nodes with weights is there twice, or not at all."""
+    nodes = [node for node, _ in weighted_nodes(model)]
+    (twice if is_twice else without)(model, nodes[choice % len(nodes)])
+    return model

@@ -26,7 +26,7 @@ from bistream.voice.made_with import SPEAKER_ENCODER_FILE
 from scripts._campplus_model import campplus_model
 from scripts._random_weights import Drawer, speaker_encoder_state
 from tests.unit.voice.campplus_module import CampplusModule
-from tests.unit.voice.graph_forms import hidden_behind, renamed, reordered, weighted_nodes
+from tests.unit.voice.graph_forms import hidden_behind, renamed, reordered, with_another_structure
 
 SMALL = CampplusConfig(channels=2, width=8, growth=4, bottleneck=8, context=4, blocks=((2, 1), (3, 2), (1, 3)), size=6)
 RELEASED_WEIGHTS = 617  # initializers of the released file
@@ -113,20 +113,7 @@ def test_weights_of_the_same_graph_in_any_form(tmp_path_factory: pytest.TempPath
 @settings(max_examples=12)
 @given(choice=st.integers(0, 1000), is_twice=st.booleans())
 def test_another_structure_is_refused(tmp_path_factory: pytest.TempPathFactory, choice: int, is_twice: bool) -> None:
-    model = model_of()
-    nodes = [node for node, _ in weighted_nodes(model)]
-    node = nodes[choice % len(nodes)]
-    if is_twice:
-        again = onnx.NodeProto()
-        again.CopyFrom(node)
-        again.input[0], again.output[0] = node.output[0], f"{node.output[0]}_again"
-    for reader in model.graph.node:
-        replaced = f"{node.output[0]}_again" if is_twice else node.input[0]
-        reader.input[:] = [replaced if name == node.output[0] else name for name in reader.input]
-    if is_twice:
-        model.graph.node.insert(list(model.graph.node).index(node) + 1, again)
-    else:
-        model.graph.node.remove(node)
+    model = with_another_structure(model_of(), choice, is_twice)
     with pytest.raises(CheckpointError, match=r"is not built like the released speaker encoder \(.+\); set speaker_encoder to onnx"):
         read_campplus(saved(model, tmp_path_factory.mktemp("graph")))
 
