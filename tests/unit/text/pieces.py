@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from bistream.text.preparation import TextPreparation
 from bistream.text.text_in import TextIn, TextToken
 from bistream.text.tokenizer import TextTokenizer
+from tests.unit.cuts import pieces_of
 
 
 @lru_cache(maxsize=256)
@@ -16,11 +18,6 @@ def byte_symbol(byte: int) -> str:
     return chr(byte) if byte in printable else chr(256 + others.index(byte))
 
 
-def stream(tokenizer: TextTokenizer, data: bytes, cuts: list[int]) -> list[TextToken]:
-    text_in = TextIn(tokenizer)
-    tokens: list[TextToken] = []
-    start = 0
-    for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
-        tokens += text_in.push(data[start:cut])
-        start = cut
-    return tokens + text_in.finish()
+def stream(tokenizer: TextTokenizer, data: bytes, cuts: list[int], preparation: TextPreparation | None = None) -> list[TextToken]:
+    text_in = TextIn(tokenizer, preparation)
+    return [token for piece in pieces_of(data, cuts) for token in text_in.push(piece)] + text_in.finish()

@@ -12,6 +12,7 @@ from bistream.text.markup import MarkedText, MarkupReader, blanked
 from bistream.text.preparation import TextPreparation
 from bistream.text.text_in import TextBreak, TextIn, TextToken
 from bistream.text.tokenizer import TextTokenizer
+from tests.unit.cuts import pieces_of
 
 PLAIN = st.lists(st.sampled_from(("hello", "World", " ", " ", ".", ",", "5", "\u4f60\u597d", "]", ">", "'", "\n", "e\u0301"))).map("".join)
 BREAK = st.integers(1, 10_000).map(lambda ms: f'<break time="{ms}ms"/>')
@@ -30,14 +31,9 @@ SSML = st.lists(PIECES, max_size=8).map("".join).flatmap(lambda text: st.sampled
 CUTS = st.lists(st.integers(0, 400), max_size=12)
 
 
-def pieces(text: str, cuts: list[int]) -> list[str]:
-    ends = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    return [text[start:end] for start, end in zip(ends, ends[1:], strict=False)]
-
-
 def read(text: str, cuts: list[int] | None = None) -> list[MarkedText]:
     reader = MarkupReader()
-    return [one for piece in pieces(text, cuts or []) for one in reader.push(piece, is_end=False)] + reader.push("", is_end=True)
+    return [one for piece in pieces_of(text, cuts or []) for one in reader.push(piece, is_end=False)] + reader.push("", is_end=True)
 
 
 def told(text: str) -> str:
@@ -64,7 +60,7 @@ def test_any_cut_gives_the_same_ids_breaks_and_positions(tokenizer: TextTokenize
         return [one for part in parts for one in text_in.read(part.encode(), is_end=False)] + text_in.read(b"", is_end=True)
 
     whole = found([text])
-    assert found(pieces(text, cuts)) == whole
+    assert found(pieces_of(text, cuts)) == whole
     ends = [one.end_char for one in whole if isinstance(one, TextToken)]
     assert ends == sorted(ends) and all(0 <= end <= len(text) for end in ends)
     assert [one.silence_ms for one in whole if isinstance(one, TextBreak)] == [

@@ -23,8 +23,9 @@ from bistream.text.normalization import (
 from bistream.text.preparation import TextPreparation
 from bistream.text.reading_context import Language
 from bistream.text.spans import MAX_HELD_CHARS, SpanCutter
-from bistream.text.text_in import TextIn, TextToken
 from bistream.text.tokenizer import TextTokenizer
+from tests.unit.cuts import pieces_of
+from tests.unit.text.pieces import stream
 
 SNIPPETS = (
     "5", "12.50", "$", "¥", "%", "km", "km/h", " km", "年", "月", "日", "点", "个", "人", "，", "。", ".", ",", " ", "  ", "\n", "-",
@@ -41,14 +42,9 @@ def marked(expression: str, language: Language, kind: str = "") -> str:
     return f"{language}({expression.upper()[::-1]})"
 
 
-def pieces(text: str, cuts: list[int]) -> list[str]:
-    ends = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    return [text[start:end] for start, end in zip(ends, ends[1:], strict=False)]
-
-
 def normalized(text: str, mode: str, cuts: list[int]) -> list[NormalizedCharacter]:
     normalizer = TextNormalizer(mode, "zh", marked)
-    return [one for piece in pieces(text, cuts) for one in normalizer.push(piece)] + normalizer.finish()
+    return [one for piece in pieces_of(text, cuts) for one in normalizer.push(piece)] + normalizer.finish()
 
 
 @given(text=TEXTS, cuts=CUTS, mode=MODES)
@@ -96,18 +92,10 @@ class ReadingAlone(TextPreparation):
         return self._normalizer.finish()
 
 
-def tokens_of(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> list[TextToken]:
-    data = text.encode()
-    text_in = TextIn(tokenizer, ReadingAlone())
-    ends = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    tokens = [token for start, end in zip(ends, ends[1:], strict=False) for token in text_in.push(data[start:end])]
-    return tokens + text_in.finish()
-
-
 @given(text=TEXTS, cuts=CUTS)
 def test_ids_of_any_cut_are_those_of_the_normalised_text(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
-    tokens = tokens_of(tokenizer, text, cuts)
-    assert tokens == tokens_of(tokenizer, text, [])
+    tokens = stream(tokenizer, text.encode(), cuts, ReadingAlone())
+    assert tokens == stream(tokenizer, text.encode(), [], ReadingAlone())
     ends = [token.end_char for token in tokens]
     assert ends == sorted(ends)
     if text:
@@ -119,7 +107,7 @@ def test_ids_of_any_cut_are_those_of_the_normalised_text(tokenizer: TextTokenize
 
 def test_special_tokens_pass_and_end_an_expression(tokenizer: TextTokenizer) -> None:
     text = "<strong>5</strong>[laughter] 7 km[breath]"
-    ids = [token.id for token in tokens_of(tokenizer, text, [9, 20])]
+    ids = [token.id for token in stream(tokenizer, text.encode(), [9, 20], ReadingAlone())]
     special = tokenizer.special_tokens
     positions = [ids.index(special[token]) for token in ("<strong>", "</strong>", "[laughter]", "[breath]")]
     assert positions == sorted(positions)

@@ -36,10 +36,10 @@ def test_what_is_said(alphabet: str, written: str, tokens: str) -> None:
     assert phoneme_tokens(alphabet, written, KNOWN) == tokens.split()
 
 
-@pytest.mark.parametrize("syllable", SYLLABLES)
-def test_every_syllable_has_tokens_in_every_tone(syllable: str) -> None:
-    said = [tuple(phoneme_tokens("pinyin", f"{syllable}{tone}", KNOWN)) for tone in "1234"]
-    assert len(set(said)) == 4 and KNOWN.issuperset(itertools.chain(*said))
+def test_every_syllable_has_tokens_in_every_tone() -> None:
+    for syllable in SYLLABLES:
+        said = [tuple(phoneme_tokens("pinyin", f"{syllable}{tone}", KNOWN)) for tone in "1234"]
+        assert len(set(said)) == 4 and KNOWN.issuperset(itertools.chain(*said)), syllable
 
 
 @pytest.mark.parametrize(

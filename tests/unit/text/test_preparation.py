@@ -13,6 +13,7 @@ from bistream.text.normalization import TextNormalizer
 from bistream.text.preparation import TextPreparation, chosen_normalization, make_preparation, prepare_prompt
 from bistream.text.text_in import TextIn, TextToken
 from bistream.text.tokenizer import TextTokenizer
+from tests.unit.text.pieces import stream
 
 SNIPPETS = (
     "hello", "Hello", "HELLO", "WORLD", "NASA", "THE", "JOHN", "I", "A", "I'M", "it's", "well-known", "word ", " word", "5", "1. ", "3.5",
@@ -30,7 +31,7 @@ MODES = st.sampled_from(["off", "off+markdown", "numbers", "numbers+markdown", "
 
 
 def preparation_of(mode: str) -> TextPreparation:
-    normalizer = TextNormalizer("auto", "zh", lambda text, language: f"({language} {text})") if "numbers" in mode else None
+    normalizer = TextNormalizer("auto", "zh", lambda text, language, kind="": f"({language} {text})") if "numbers" in mode else None
     return TextPreparation(normalizer, "markdown" in mode, frozenset('"(.!') if "unknown" in mode else frozenset())
 
 
@@ -41,17 +42,10 @@ def prepared(text: str, is_markdown: bool = False) -> str:
     return out
 
 
-def tokens_of(tokenizer: TextTokenizer, text: str, cuts: list[int], preparation: TextPreparation | None) -> list[TextToken]:
-    data, text_in = text.encode(), TextIn(tokenizer, preparation)
-    ends = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    tokens = [token for start, end in zip(ends, ends[1:], strict=False) for token in text_in.push(data[start:end])]
-    return tokens + text_in.finish()
-
-
 @given(text=TEXTS, cuts=CUTS, mode=MODES)
 def test_any_cut_gives_the_same_ids_and_positions(tokenizer: TextTokenizer, text: str, cuts: list[int], mode: str) -> None:
-    tokens = tokens_of(tokenizer, text, cuts, preparation_of(mode))
-    assert tokens == tokens_of(tokenizer, text, [], preparation_of(mode))
+    tokens = stream(tokenizer, text.encode(), cuts, preparation_of(mode))
+    assert tokens == stream(tokenizer, text.encode(), [], preparation_of(mode))
     ends = [token.end_char for token in tokens]
     assert ends == sorted(ends) and all(0 <= end <= len(text) for end in ends)
 
@@ -92,7 +86,7 @@ def test_plain_text_is_unchanged_and_leaves_as_early(tokenizer: TextTokenizer, w
         raw_tokens += raw.push(f"{word} ".encode())
         clean_tokens += clean.push(f"{word} ".encode())
         assert clean_tokens == raw_tokens
-    assert clean_tokens + clean.finish() == tokens_of(tokenizer, " ".join(words), [], None)
+    assert clean_tokens + clean.finish() == stream(tokenizer, " ".join(words).encode(), [])
 
 
 PLAIN = "The old miller's cat, a well-known thief, sat by the door. It was late."

@@ -13,6 +13,7 @@ from bistream.text.normalization import TextNormalizer, load_read_out, normalize
 from bistream.text.number_words import chinese_cardinal, chinese_spelled, decade, number, ordinal, roman_value, spelled, year
 from bistream.text.reading import is_clean, prepared, spelled_out
 from bistream.text.reading_context import Language
+from tests.unit.cuts import pieces_of
 from tests.unit.text.readings import READINGS
 
 SENTENCES: dict[Language, str] = {"en": "Then {} came up.", "zh": "后来{}，好的。"}
@@ -29,8 +30,7 @@ def heard(text: str) -> str:
 
 def read_out(text: str, mode: str, language: Language, cuts: tuple[int, ...] = ()) -> str:
     normalizer = TextNormalizer(mode, language, load_read_out())
-    ends = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    pieces = [normalizer.push(text[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
+    pieces = [normalizer.push(piece) for piece in pieces_of(text, cuts)]
     return "".join(one.character for piece in (*pieces, normalizer.finish()) for one in piece)
 
 

@@ -14,6 +14,7 @@ from bistream.errors import ConfigError, InvalidInputError
 from bistream.text.normalization import NormalizedCharacter, TextNormalizer
 from bistream.text.preparation import TextPreparation
 from bistream.text.respelling import Respellings, ServerLexicon
+from tests.unit.cuts import pieces_of
 
 LEXICON = {
     "Nguyen": "win", "sql": "sequel", "SQL": "ess queue ell", "New York": "the big apple", "New York City": "en why see", "new": "fresh",
@@ -28,13 +29,12 @@ CUTS = st.lists(st.integers(0, 200), max_size=20)
 
 
 def preparation_of(lexicon: dict[str, str] | None, max_more_chars: int = 4000, reads_numbers: bool = False) -> TextPreparation:
-    normalizer = TextNormalizer("auto", "en", lambda text, language: f"({text})") if reads_numbers else None
+    normalizer = TextNormalizer("auto", "en", lambda text, language, kind="": f"({text})") if reads_numbers else None
     return TextPreparation(normalizer, False, frozenset(), None if lexicon is None else Respellings(lexicon), max_more_chars)
 
 
 def prepared(text: str, preparation: TextPreparation, cuts: list[int] | None = None) -> list[NormalizedCharacter]:
-    ends = [0, *sorted(cut % (len(text) + 1) for cut in cuts or []), len(text)]
-    pieces = [one for start, end in zip(ends, ends[1:], strict=False) for one in preparation.push(text[start:end])]
+    pieces = [one for piece in pieces_of(text, cuts or []) for one in preparation.push(piece)]
     return pieces + preparation.finish(is_end=True)
 
 

@@ -16,7 +16,7 @@ from bistream.families.cosyvoice2 import ADDED_TOKENS, BASE_TOKENS
 from bistream.text.text_ends import is_complete, is_run_of_letters, starts_segment
 from bistream.text.text_in import WINDOW_CHARS, TextIn
 from bistream.text.tokenizer import TextTokenizer
-from scripts._tokenizer_files import FULL_VOCAB_SIZE, make_vocabulary, special_token_count, write_tokenizer_files
+from scripts._tokenizer_files import FULL_VOCAB_SIZE, make_vocabulary, write_tokenizer_files
 from tests.unit.text.pieces import byte_symbol, stream
 
 VOCAB_SIZE = 2200
@@ -154,15 +154,6 @@ def test_a_chinese_paragraph_without_punctuation_is_spoken_before_it_ends(tokeni
     assert end_char >= len(paragraph) - WINDOW_CHARS
 
 
-def test_many_marks_on_one_character_do_not_hold_back_the_text(tokenizer: TextTokenizer) -> None:
-    text_in = TextIn(tokenizer)
-    end_char = 0
-    for index, character in enumerate("e" + "\u0301" * 100):
-        for token in text_in.push(character.encode()):
-            end_char = token.end_char
-        assert index + 1 - end_char <= 2 * WINDOW_CHARS
-
-
 def test_a_part_of_a_composition_does_not_count_as_covered(tokenizer: TextTokenizer) -> None:
     """Nothing composes here, so two pattern matches share the two characters, and the first covers neither completely."""
     ends = [token.end_char for token in stream(tokenizer, "a q\u0301".encode(), [])]
@@ -293,11 +284,6 @@ class TestTokenizerFiles:
     def test_any_text_has_the_ids_of_transformers(self, model_dir: Path, tokenizer: TextTokenizer, text: str) -> None:
         assert tokenizer.encode(text) == reference_tokenizer(model_dir)(text)["input_ids"]
 
-    def test_special_tokens_follow_the_base_vocabulary_in_upstreams_order(self, tokenizer: TextTokenizer) -> None:
-        expected = {token: VOCAB_SIZE + index for index, token in enumerate(BASE_TOKENS + ADDED_TOKENS)}
-        assert tokenizer.special_tokens == expected
-        assert tokenizer.size == VOCAB_SIZE + special_token_count()
-
     def test_the_full_size_has_the_ids_of_the_released_model(self, tmp_path: Path) -> None:
         write_tokenizer_files(tmp_path, FULL_VOCAB_SIZE)
         full = TextTokenizer.from_model_dir(tmp_path)
@@ -305,19 +291,6 @@ class TestTokenizerFiles:
         assert full.special_tokens["<|endofprompt|>"] == 151646
         assert full.size == 151663
         assert full.encode("hello") == full.encode("hello[breath]")[:-1]
-
-    def test_filling_entries_are_never_produced(self, tmp_path: Path) -> None:
-        write_tokenizer_files(tmp_path, 700)
-        tokenizer = TextTokenizer.from_model_dir(tmp_path)
-        vocabulary, merges = make_vocabulary(700)
-        first_unused = 256 + len(merges)
-        assert first_unused < 700
-        unused = [entry for entry, index in vocabulary.items() if index >= first_unused]
-        assert max(tokenizer.encode(" ".join(unused))) < first_unused
-
-    def test_a_vocabulary_below_the_byte_symbols_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="at least 256"):
-            write_tokenizer_files(tmp_path, 255)
 
     @pytest.mark.parametrize("name", FILES)
     def test_a_missing_file_is_named(self, tmp_path: Path, name: str) -> None:
