@@ -12,6 +12,7 @@ from bistream.errors import InvalidInputError
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.silence import BREAK_TOKENS, SilenceThinning
 from bistream.types import FinishReason, GenerationOptions, SpeechTokens
+from tests.unit.cuts import pieces_of
 from tests.unit.text2token.test_service import SPACE, Bench, Mailbox, ends_in_time
 
 SSML = GenerationOptions(text_type="ssml")
@@ -63,8 +64,7 @@ def test_speech_and_silence_depend_on_the_text_alone(
 ) -> None:
     text = ssml_of(parts)
     whole, expected = spoken(tokenizer, [text], [1000])
-    ends = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    cut, mailbox = spoken(tokenizer, [text[start:end] for start, end in zip(ends, ends[1:], strict=False)], pumps)
+    cut, mailbox = spoken(tokenizer, pieces_of(text, cuts), pumps)
     assert heard(mailbox) == heard(expected)
     assert mailbox.reason is expected.reason is not None
     assert [one.sequence for one in cut.engine.opened] == [one.sequence for one in whole.engine.opened]

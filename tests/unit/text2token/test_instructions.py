@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.text2token.interleave import UnistreamLayout
-from tests.unit.text2token.test_interleave import CHOOSE, EVERY_ROW, PLACES, PROMPT_SPEECH, PROMPT_TEXT, SPACE, TEXT, Choose, bistream, cut
+from tests.unit.cuts import pieces_of
+from tests.unit.text2token.test_interleave import CHOOSE, EVERY_ROW, PLACES, PROMPT_SPEECH, PROMPT_TEXT, SPACE, TEXT, Choose, bistream
 
 SERVED = replace(SPACE, rows=COSYVOICE3.rows)
 STORED = replace(SPACE, rows=EVERY_ROW)
@@ -25,7 +26,7 @@ def test_it_stands_whole_before_the_first_block_and_changes_nothing_else(
         return choose([sequence[0], *sequence[1 + len(instruction) :]], stops)
 
     plain = bistream([text], choose, prompt_text, prompt_speech, space=SERVED)
-    told = bistream(cut(text, places), of_the_rest, prompt_text, prompt_speech, space=SERVED, instruction=instruction)
+    told = bistream(pieces_of(text, places), of_the_rest, prompt_text, prompt_speech, space=SERVED, instruction=instruction)
     assert plain.layout.done and told.layout.done
     assert told.sequence[: 1 + len(instruction)] == [SERVED.sos, *instruction]
     assert told.sequence[1 + len(instruction) :] == plain.sequence[1:]

@@ -17,6 +17,7 @@ from bistream.text2token.interleave import Interleaver, UnistreamLayout
 from bistream.text2token.layout import Mode, Turn
 from bistream.types import FinishReason
 from tests.formats import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_BLOCK_TOKENS, TEXT_BLOCK_TOKENS
+from tests.unit.cuts import pieces_of
 
 SPACE = TokenSpace(text_vocab_size=1000, speech_token_size=100)
 EVERY_ROW = replace(COSYVOICE3.rows, num_scored=COSYVOICE3.rows.num_stored)  # also those that no engine is given
@@ -109,11 +110,6 @@ def bistream(
     return Run(layout, choose).feed(pieces)
 
 
-def cut(ids: Sequence[int], places: Sequence[int]) -> list[list[int]]:
-    edges = [0, *sorted(place % (len(ids) + 1) for place in places), len(ids)]
-    return [list(ids[start:end]) for start, end in zip(edges, edges[1:], strict=False)]
-
-
 TEXT = st.lists(st.integers(0, 999), min_size=1, max_size=60)
 PROMPT_TEXT = st.lists(st.integers(0, 999), max_size=40)
 PROMPT_SPEECH = st.lists(st.integers(0, 99), max_size=80).map(lambda tokens: speech(*tokens))
@@ -128,7 +124,7 @@ class TestCorrected:
         self, space: TokenSpace, text: list[int], prompt_text: list[int], prompt_speech: list[int], places: list[int], choose: Choose
     ) -> None:
         whole = bistream([text], choose, prompt_text, prompt_speech, space=space)
-        pieces = bistream(cut(text, places), choose, prompt_text, prompt_speech, space=space)
+        pieces = bistream(pieces_of(text, places), choose, prompt_text, prompt_speech, space=space)
         late_end = bistream([*([token] for token in text), []], choose, prompt_text, prompt_speech, space=space)
         assert pieces.turns == late_end.turns == whole.turns
         assert pieces.sequence == late_end.sequence == whole.sequence
@@ -139,7 +135,7 @@ class TestCorrected:
         self, space: TokenSpace, text: list[int], prompt_text: list[int], prompt_speech: list[int], places: list[int], choose: Choose
     ) -> None:
         """sos, then blocks of 5 text and at most 15 speech, then the rest of the text, task, and the remaining speech."""
-        run = bistream(cut(text, places), choose, prompt_text, prompt_speech, space=space)
+        run = bistream(pieces_of(text, places), choose, prompt_text, prompt_speech, space=space)
         assert run.layout.done
         all_text = [*prompt_text, *text]
         assert run.sequence[0] == space.sos
@@ -243,7 +239,7 @@ class TestUnistream:
     def test_one_turn_of_two_to_twenty_tokens_per_text_token(
         self, space: TokenSpace, text: list[int], prompt_text: list[int], prompt_speech: list[int], choose: Choose
     ) -> None:
-        run = Run(UnistreamLayout(space, prompt_text, prompt_speech), choose).feed(cut(text, [3, 9]))
+        run = Run(UnistreamLayout(space, prompt_text, prompt_speech), choose).feed(pieces_of(text, [3, 9]))
         assert [turn.append_ids for turn in run.turns] == [(space.sos, *prompt_text, *text, space.task, *prompt_speech)]
         assert 2 * len(text) <= run.layout.num_speech <= 20 * len(text)
         assert run.layout.finish_reason is (FinishReason.LENGTH if run.layout.num_speech == 20 * len(text) else FinishReason.EOS)

@@ -26,6 +26,7 @@ from bistream.text2token.segments import (
 from bistream.text2token.speech_lengths import SpeechLengths
 from bistream.types import FinishReason
 from tests.formats import SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
+from tests.unit.cuts import pieces_of
 
 SPACE = TokenSpace(600, 120)
 WORD, MARK, DOT, DIGIT, COMMA, END = 1, 2, 3, 4, 5, 6
@@ -70,9 +71,8 @@ def answer(layout: SegmentedLayout, sequences: list[list[int]], ends_early: bool
 def spoken(text: list[int], cuts: list[int], is_whole: bool, ends_early: bool = False) -> tuple[SegmentedLayout, list[list[int]]]:
     layout = segmented(is_whole)
     sequences: list[list[int]] = [[]]
-    ends = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    for start, end in zip(ends, ends[1:], strict=False):
-        layout.push_text(text[start:end])
+    for piece in pieces_of(text, cuts):
+        layout.push_text(piece)
         answer(layout, sequences, ends_early)
         assert not layout.done
     layout.end_text()

@@ -50,6 +50,7 @@ from scripts._checkpoint_text import checkpoint_yaml, qwen2_config_json
 from scripts._tokenizer_files import write_tokenizer_files
 from tests.fakes import Script, ScriptedEngine, ScriptedSequence, TurnView, counting_script
 from tests.formats import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
+from tests.unit.cuts import pieces_of
 from tests.unit.text2token import tiny
 
 SIZES = replace(tiny.CONFIG, text_vocab_size=600)
@@ -192,9 +193,9 @@ class TestSpeaking:
         whole.append("", is_end=True)
         bench = Bench(tokenizer, pumped=True)
         mailbox = bench.start()
-        edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-        for index, (start, end) in enumerate(zip(edges, edges[1:], strict=False)):
-            bench.append(text[start:end], is_end=end == len(text) and index == len(edges) - 2)
+        pieces = pieces_of(text, cuts)
+        for index, piece in enumerate(pieces):
+            bench.append(piece, is_end=index == len(pieces) - 1)
             bench.engine.pump(pumps[index % len(pumps)])
         bench.engine.pump()
         assert mailbox.tokens == expected.tokens
@@ -223,14 +224,6 @@ class TestSpeaking:
         assert consumed[18:20] == [0, ends[0]]  # 20 speech tokens: at least one text token
         assert consumed[38:40] == [ends[0], ends[1]]
         assert consumed[-1] == len(TEXT)
-
-    def test_all_text_is_consumed_at_eos(self, bench: Bench) -> None:
-        mailbox = bench.start(TEXT)
-        bench.append("", is_end=True)
-        last = mailbox.messages[-1]
-        assert isinstance(last, SpeechTokens) and last.text_tokens_fed > 0
-        assert replace(last, text_tokens_fed=0) == SpeechTokens((), len(TEXT), FinishReason.EOS, text_fed=len(TEXT))
-        assert max(message.text_consumed for message in mailbox.messages[:-1] if isinstance(message, SpeechTokens)) < len(TEXT)
 
     def test_sampling_defaults_to_the_checkpoint(self, bench: Bench) -> None:
         bench.start(TEXT, is_end=True, options=GenerationOptions(seed=7, temperature=0.0, top_p=0.5))
@@ -414,22 +407,6 @@ class TestEnds:
         assert isinstance(mailbox.error, InvalidInputError)
         assert mailbox.error.session_id == "a"
         bench.check_free()
-
-    def test_cancel_at_every_step(self, tokenizer: TextTokenizer) -> None:
-        text = "one two three four five six seven eight"
-        for steps in range(60):
-            bench = Bench(tokenizer, pumped=True)
-            mailbox = bench.start(text)
-            if steps % 2:
-                bench.append("nine", is_end=True)
-            bench.engine.pump(steps)
-            if mailbox.ended.is_set():
-                break
-            bench.service.cancel("a")
-            assert isinstance(mailbox.error, CancelledError)
-            bench.check_free()
-            bench.engine.pump()  # late results of the engine have no session
-        assert steps > 30
 
     def test_what_the_engine_delivers_after_a_cancel_is_dropped(self, pumped: Bench) -> None:
         """An engine may have results in flight when its session is closed."""

@@ -43,7 +43,7 @@ def voice(speaker: FloatArray = SPEAKER, tokens: Sequence[int] = ()) -> VoicePro
     return VoicePrompt("", np.array(tokens, np.int32), np.zeros((0, 0), np.float32), speaker)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(cuts=st.sets(st.integers(0, NUM_TOKENS), max_size=6))
 def test_hops_are_one_call(renderer: CodecRenderer, whole: FloatArray, cuts: set[int]) -> None:
     rendering = renderer.open(voice(), seed=0)

@@ -85,7 +85,7 @@ def test_chunk_aligned_hops_do_not_change_the_audio(stages: SpeechStages) -> Non
     prompt, tokens = voice(50), speech(130)
     whole = render(stages, prompt, [tokens])
     assert len(whole) == SAMPLES_PER_TOKEN * len(tokens)
-    for cuts in ([28], [28, 53, 128], [78, 103]):
+    for cuts in ([28, 53, 128], [78, 103]):
         begins = [0, *cuts]
         found = render(stages, prompt, [tokens[begin:end] for begin, end in zip(begins, [*cuts, None], strict=True)])
         assert np.abs(found - whole).max() <= EXACT

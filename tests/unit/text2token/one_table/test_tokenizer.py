@@ -22,7 +22,7 @@ from scripts._tokenizer_files import make_vocabulary
 
 TOKENS = BiCodecTokens(512, 256, 512)
 TOKENIZER = PlainTextTokenizer(*make_vocabulary(512), TOKENS)
-HOSTILE = st.lists(st.one_of(st.sampled_from(RELEASED.names), st.sampled_from(TOKENS.names), st.text())).map("".join)
+HOSTILE = st.lists(st.one_of(st.sampled_from(RELEASED.names[::400]), st.sampled_from(TOKENS.names[::40]), st.text())).map("".join)
 
 
 @given(HOSTILE)
