@@ -38,7 +38,7 @@ def noise_db(found: FloatArray, expected: FloatArray) -> float:
 
 
 @pytest.mark.parametrize("name", ["tiny", "resampled", "deep"])
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(count=st.integers(0, 150), cuts=st.lists(st.integers(0, 150), max_size=8))
 def test_any_cuts_give_the_audio_of_one_call(name: str, count: int, cuts: list[int]) -> None:
     semantic = tokens(count)
@@ -62,7 +62,7 @@ def test_rows_of_a_batch_do_not_hear_each_other(speeches: list[tuple[int, list[i
         np.testing.assert_allclose(np.concatenate(audio[row]), whole(tokens(count, row), seed=row), rtol=0, atol=TOLERANCE)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(st.data())
 def test_what_is_heard_is_what_one_call_makes_of_the_tokens_so_far(data: st.DataObject) -> None:
     """Whatever the cuts and the lookaheads: the samples of a push are those of the whole speech so far, at their place."""

@@ -85,7 +85,7 @@ def test_16_bit_stays_close_to_float32() -> None:
 
 
 def test_nan_stays_in_its_session_and_does_not_outlive_it() -> None:
-    subject, sessions = graph_stage(), [([9, 20, 25], 0)] * SESSIONS
+    subject, sessions = graph_stage(), [([9, 20], 0)] * SESSIONS
     exact = speak(plain_stage(), sessions)
     found = speak(subject, sessions, broken=(1, 3))
     for index, pieces in enumerate(found):

@@ -22,7 +22,7 @@ from tests.unit.mel2wav.plain_slots import PlainSlots
 from tests.unit.mel2wav.speaking import Session, check_equal, cuts_of_session, speak
 
 SEED = 11
-CUTS = st.lists(st.integers(1, 60), min_size=1, max_size=6)
+CUTS = st.lists(st.integers(1, 45), min_size=1, max_size=4)
 
 
 @pytest.fixture(scope="module")

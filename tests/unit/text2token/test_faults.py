@@ -223,8 +223,7 @@ def test_a_fault_that_does_not_come_again_ends_nobody(place: str, seed: int) -> 
 @pytest.mark.parametrize("place", [*PLANNING, *HOST_OF_GRAPHS])
 def test_the_same_of_steps_that_run_ahead(place: str) -> None:
     """What the host does for a step of graphs, while two more are in flight."""
-    for seed in range(2):
-        check(graph_runner, (PLANNING | HOST_OF_GRAPHS)[place], seed, times=10**6)
+    check(graph_runner, (PLANNING | HOST_OF_GRAPHS)[place], seed=1, times=10**6)
 
 
 def test_a_fault_on_a_device_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:

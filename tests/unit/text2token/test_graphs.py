@@ -21,7 +21,7 @@ from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import ModelWeights, build_weights
 from tests.fakes import RecordingSink
-from tests.unit.text2token.engine_conformance import Bench, EngineConformance, FaultyRunner, stepped_bench
+from tests.unit.text2token.engine_conformance import GREEDY, NO_STOP, Bench, EngineConformance, FaultyRunner, stepped_bench
 from tests.unit.text2token.tiny import CONFIG, SPACE, random_state, tiny_model
 
 CPU = torch.device("cpu")
@@ -165,7 +165,15 @@ def test_nan_stays_in_its_session() -> None:
 class TestGraphsEngine(EngineConformance):
     @pytest.fixture
     def bench(self) -> Iterator[Bench]:
-        bench = stepped_bench(FaultyRunner(make_runner(settings=SETTINGS)))
+        runner = FaultyRunner(make_runner(settings=SETTINGS))
+        bench = stepped_bench(runner)
         yield bench
         bench.engine.close()
         bench.engine.check_integrity()
+        assert runner.most_waiting <= runner.run_ahead + 1
+
+    def test_it_does_run_ahead(self) -> None:
+        runner = FaultyRunner(make_runner(settings=SETTINGS))
+        bench = stepped_bench(runner)
+        bench.run(bench.engine.open("a", GREEDY, 100), [1, 2, 3], NO_STOP)
+        assert runner.most_waiting == runner.run_ahead + 1 > 1

@@ -25,8 +25,6 @@ from training.speaker_task import SpeakerNetwork, SpeakerTask
 from training.tokenizer_task import TokenizerTask, encode_corpus
 from training.vocoder_task import VocoderTask
 
-STEPS = 25
-
 
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
@@ -45,7 +43,7 @@ def speaker() -> SpeakerNetwork:
 TEXTS = [f"the sound of number {number} is here" for number in range(20)]
 
 
-def falls(task: Task, name: str, share: float, steps: int = STEPS) -> None:
+def falls(task: Task, name: str, share: float, steps: int) -> None:
     """The mean of the last five steps is below that share of the first ones' mean."""
     values = [float(task.step(number)[name]) for number in range(steps)]
     assert np.mean(values[-5:]) < share * np.mean(values[:3]), values
@@ -62,13 +60,13 @@ def test_tokenizer_and_its_codes(corpus: Corpus, tmp_path: Path) -> None:
 
 
 def test_speaker_encoder(corpus: Corpus) -> None:
-    falls(SpeakerTask(corpus, SIZES, voices=2), "margin", 0.9, 40)
+    falls(SpeakerTask(corpus, SIZES, voices=2), "margin", 0.9, 20)
 
 
 def test_language_model(corpus: Corpus, tmp_path: Path) -> None:
     write_tokenizer(TEXTS, tmp_path, SIZES.bpe_entries)
     task = LanguageModelTask(Utterances.of(corpus, codes_of(corpus), TEXTS), TextIds(TEXTS, tmp_path), SIZES, torch.device("cpu"))
-    falls(task, "speech", 0.8, 20)
+    falls(task, "speech", 0.8, 12)
 
 
 def test_validation_texts_are_never_trained_on(corpus: Corpus, tmp_path: Path) -> None:
@@ -106,9 +104,9 @@ def test_flow_and_its_mels(corpus: Corpus) -> None:
 
 
 def test_vocoder_before_and_with_discriminators(corpus: Corpus) -> None:
-    task = VocoderTask(corpus, replace(SIZES, plan=replace(SIZES.plan, vocoder_steps=16)))
-    falls(task, "spectrum", 0.9, 16)
-    with_discriminators = task.step(16)
+    task = VocoderTask(corpus, replace(SIZES, plan=replace(SIZES.plan, vocoder_steps=12)))
+    falls(task, "spectrum", 0.9, 12)
+    with_discriminators = task.step(12)
     assert set(with_discriminators) == {"spectrum", "mel", "pitch", "against", "fooled", "features"}
     assert all(value.isfinite() for value in with_discriminators.values())
     rates = [group["lr"] for group in task.optimizers["generator"].param_groups]
