@@ -18,7 +18,6 @@ from bistream.checkpoints.listing import missing_files
 from bistream.client.exchange import Chunk
 from bistream.client.say import main
 from bistream.client.word_times import word_times
-from bistream.errors import CheckpointError
 from bistream.families.audio_format import AudioFormat
 from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.families.cosyvoice3 import COSYVOICE3
@@ -76,15 +75,6 @@ def test_the_family_of_a_directory(tmp_path: Path, files: dict[str, str], family
 def test_no_directory_is_cosyvoice2() -> None:
     """What is missing is said by whoever reads it."""
     assert family_of("") is family_of("/there/is/none") is COSYVOICE2
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "found"), [("cosyvoice3.yaml", QWEN2, "CosyVoice2"), ("cosyvoice2.yaml", COSYVOICE3_LM, "CosyVoice3")]
-)
-def test_a_yaml_under_the_other_name_is_refused(tmp_path: Path, name: str, content: str, found: str) -> None:
-    (tmp_path / name).write_text(content, encoding="utf-8")
-    with pytest.raises(CheckpointError, match=f"holds {found} \\({name} names its language model"):
-        family_of(tmp_path)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -183,15 +183,6 @@ def test_a_merged_checkpoint_of_other_sizes_is_refused(merged_dir: Path, model_d
         write_llm_pt(tmp_path, model_dir, tmp_path / "llm.pt")
 
 
-def test_a_checkpoint_of_a_training_run_converts_too(model_dir: Path, tmp_path: Path) -> None:
-    shutil.copytree(model_dir, tmp_path / "tuned")
-    state = load_state_dict(model_dir / "llm.pt")
-    torch.save(state | {"epoch": 3, "step": 12_000}, tmp_path / "tuned" / "llm.pt")
-    (tmp_path / "merged").mkdir()
-    write_merged(tmp_path / "tuned", tmp_path / "merged", torch.float32)
-    assert torch.equal(load_tensors(tmp_path / "merged" / "model.safetensors")["model.norm.weight"], state["llm.model.model.norm.weight"])
-
-
 def test_a_tokenizer_that_does_not_fit_is_refused(tiny_model_dir: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_model_dir, tmp_path / "model")
     config = tmp_path / "model" / COSYVOICE2.text_directory / "config.json"

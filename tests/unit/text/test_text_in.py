@@ -280,7 +280,6 @@ def test_composing_does_not_change_the_class_of_a_character() -> None:
 
 class TestTokenizerFiles:
     @given(text=TEXTS)
-    @settings(max_examples=60)
     def test_any_text_has_the_ids_of_transformers(self, model_dir: Path, tokenizer: TextTokenizer, text: str) -> None:
         assert tokenizer.encode(text) == reference_tokenizer(model_dir)(text)["input_ids"]
 

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.text2token.block_pool import BlockPool, PrefixNode, common_prefix
+from bistream.text2token.block_pool import BlockPool, PrefixNode
 
 SIZE = 4
 
@@ -68,13 +68,6 @@ def test_evicting_a_parent_drops_its_unreachable_descendants() -> None:
     assert pool.num_cached == 0
     pool.check_integrity([rest])
     assert pool.register(parent, rest[0], [5, 6, 7, 8]) is None, "the parent is gone"
-
-
-@given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
-def test_common_prefix(left: list[int], right: list[int]) -> None:
-    length = common_prefix(left, right)
-    assert left[:length] == right[:length]
-    assert length in (len(left), len(right)) or left[length] != right[length]
 
 
 @given(st.integers(0, 10**6), st.integers(4, 24))

@@ -105,11 +105,6 @@ def test_a_break_is_told_before_the_text_behind_it_comes(tokenizer: TextTokenize
     assert len(heard(mailbox)) == 3 and mailbox.reason is FinishReason.EOS
 
 
-def test_silence_alone_is_heard(tokenizer: TextTokenizer) -> None:
-    _, mailbox = spoken(tokenizer, ['<break time="2s"/>'], [1])
-    assert heard(mailbox) == [2000] and mailbox.reason is FinishReason.EOS
-
-
 def test_text_without_markup_has_the_same_tokens(tokenizer: TextTokenizer) -> None:
     texts = []
     for options in (SSML, GenerationOptions()):

@@ -153,12 +153,3 @@ def test_what_was_cancelled_or_cut_off_is_not_continued(tokenizer: TextTokenizer
         bench.service.cancel("a")
     start(bench, NEXT, None, "b", options=CONTINUES_A)
     assert outcomes(bench)["unknown"] == 1
-
-
-def test_an_id_that_nobody_had_changes_nothing(tokenizer: TextTokenizer) -> None:
-    sequences = []
-    for options in (CONTINUES_A, ALONE):
-        bench = Bench(tokenizer, ends_in_time)
-        start(bench, NEXT, None, "b", options=options)
-        sequences.append(bench.engine.opened[0].sequence)
-    assert sequences[0] == sequences[1]

@@ -21,7 +21,7 @@ from tests.unit.cuts import pieces_of
 
 SPACE = TokenSpace(text_vocab_size=1000, speech_token_size=100)
 EVERY_ROW = replace(COSYVOICE3.rows, num_scored=COSYVOICE3.rows.num_stored)  # also those that no engine is given
-SPACES = {"CosyVoice2": SPACE, "CosyVoice3": replace(SPACE, rows=COSYVOICE3.rows), "all rows": replace(SPACE, rows=EVERY_ROW)}
+SPACES = {"CosyVoice2": SPACE, "CosyVoice3": replace(SPACE, rows=COSYVOICE3.rows)}
 of_every_family = pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 
 
