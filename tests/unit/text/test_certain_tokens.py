@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.models import BPE
 
@@ -39,18 +39,21 @@ def models(draw: st.DrawFn) -> Model:
     return Model(merges)
 
 
+@settings(max_examples=100)
 @given(model=models(), known=TEXTS, continuation=TEXTS)
 def test_no_continuation_changes_them(model: Model, known: str, continuation: str) -> None:
     certain = model.certain(known)
     assert model.encode(known + continuation)[: len(certain)] == certain
 
 
+@settings(max_examples=80)
 @given(model=models(), known=TEXTS, continuation=TEXTS)
 def test_more_text_never_makes_fewer_of_them(model: Model, known: str, continuation: str) -> None:
     certain = model.certain(known)
     assert model.certain(known + continuation)[: len(certain)] == certain
 
 
+@settings(max_examples=80)
 @given(model=models(), known=TEXTS)
 def test_the_rest_goes_on_from_them_as_if_it_stood_alone(model: Model, known: str) -> None:
     certain = model.certain(known)

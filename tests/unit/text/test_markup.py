@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import InvalidInputError
@@ -46,6 +46,7 @@ def told(text: str) -> str:
     return "".join(map(shown, read(text)))
 
 
+@settings(max_examples=60)
 @given(text=SSML, cuts=CUTS)
 def test_any_cut_says_the_same(text: str, cuts: list[int]) -> None:
     whole = read(text)
@@ -53,6 +54,7 @@ def test_any_cut_says_the_same(text: str, cuts: list[int]) -> None:
     assert sum(one.covered for one in whole) == len(blanked(whole)) <= len(text)
 
 
+@settings(max_examples=40)
 @given(text=SSML, cuts=CUTS)
 def test_any_cut_gives_the_same_ids_breaks_and_positions(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
     def found(parts: list[str]) -> list[TextToken | TextBreak]:
@@ -68,6 +70,7 @@ def test_any_cut_gives_the_same_ids_breaks_and_positions(tokenizer: TextTokenize
     ]
 
 
+@settings(max_examples=30)
 @given(words=st.lists(st.sampled_from("the quick Brown fox, jumps. over I it's dogs!".split()), min_size=1, max_size=12))
 def test_text_without_markup_is_the_plain_text_and_leaves_as_early(tokenizer: TextTokenizer, words: list[str]) -> None:
     plain, marked = TextIn(tokenizer, TextPreparation()), TextIn(tokenizer, TextPreparation(), MarkupReader())
@@ -173,6 +176,7 @@ FRAGMENTS = st.sampled_from(
 )
 
 
+@settings(max_examples=60)
 @given(fragments=st.lists(st.one_of(FRAGMENTS, st.characters(exclude_categories=["Cs"])), max_size=14), cuts=CUTS)
 def test_anything_is_read_or_refused(fragments: list[str], cuts: list[int]) -> None:
     """And the same way whatever the cuts."""

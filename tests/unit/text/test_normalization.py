@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import ConfigError, InvalidInputError
@@ -47,6 +47,7 @@ def normalized(text: str, mode: str, cuts: list[int]) -> list[NormalizedCharacte
     return [one for piece in pieces_of(text, cuts) for one in normalizer.push(piece)] + normalizer.finish()
 
 
+@settings(max_examples=80)
 @given(text=TEXTS, cuts=CUTS, mode=MODES)
 def test_any_cut_gives_the_normalisation_of_the_whole_text(text: str, cuts: list[int], mode: str) -> None:
     characters = normalized(text, mode, cuts)
@@ -55,6 +56,7 @@ def test_any_cut_gives_the_normalisation_of_the_whole_text(text: str, cuts: list
     assert bool("".join(one.character for one in characters).strip()) == bool(text.strip())
 
 
+@settings(max_examples=60)
 @given(text=TEXTS, mode=MODES)
 def test_spans_are_the_text_and_little_is_held_back(text: str, mode: str) -> None:
     cutter = SpanCutter(None if mode == "auto" else "zh" if mode == "zh" else "en")
@@ -92,6 +94,7 @@ class ReadingAlone(TextPreparation):
         return self._normalizer.finish()
 
 
+@settings(max_examples=60)
 @given(text=TEXTS, cuts=CUTS)
 def test_ids_of_any_cut_are_those_of_the_normalised_text(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
     tokens = stream(tokenizer, text.encode(), cuts, ReadingAlone())

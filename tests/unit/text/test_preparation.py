@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.families.cosyvoice2 import ADDED_TOKENS
@@ -42,6 +42,7 @@ def prepared(text: str, is_markdown: bool = False) -> str:
     return out
 
 
+@settings(max_examples=40)
 @given(text=TEXTS, cuts=CUTS, mode=MODES)
 def test_any_cut_gives_the_same_ids_and_positions(tokenizer: TextTokenizer, text: str, cuts: list[int], mode: str) -> None:
     tokens = stream(tokenizer, text.encode(), cuts, preparation_of(mode))
@@ -50,6 +51,7 @@ def test_any_cut_gives_the_same_ids_and_positions(tokenizer: TextTokenizer, text
     assert ends == sorted(ends) and all(0 <= end <= len(text) for end in ends)
 
 
+@settings(max_examples=40)
 @given(text=TEXTS, mode=MODES)
 def test_every_character_of_the_caller_is_covered_once(text: str, mode: str) -> None:
     preparation = preparation_of(mode)
@@ -75,6 +77,7 @@ def test_marks_that_the_checkpoint_does_not_know_are_not_spoken() -> None:
     assert any(one.startswith("(555)") for one in read)
 
 
+@settings(max_examples=40)
 @given(
     words=st.lists(st.sampled_from("the quick Brown fox, jumps. over I A it's well-known (lazy) dogs!".split()), min_size=1, max_size=20)
 )

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.text.text_in import TextIn, TextToken
@@ -68,6 +68,7 @@ def parts_of(entry: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
     return parts[0], parts[1]
 
 
+@settings(max_examples=40)
 @given(
     text=st.lists(st.sampled_from([*TEXTS.values(), *BETWEEN]), max_size=3).map("".join),
     cuts=st.lists(st.integers(0, 900), max_size=20),
@@ -76,6 +77,7 @@ def test_any_cut_gives_the_ids_of_the_whole_text(qwen: TextTokenizer, text: str,
     assert [token.id for token in stream(qwen, text.encode(), cuts)] == qwen.encode(text)
 
 
+@settings(max_examples=60)
 @given(text=st.text(st.sampled_from("".join(TEXTS.values())), max_size=80))
 def test_letters_in_any_order_have_the_ids_of_the_whole_text(qwen: TextTokenizer, text: str) -> None:
     assert [token.id for token in stream(qwen, text.encode(), list(range(4 * len(text))))] == qwen.encode(text)

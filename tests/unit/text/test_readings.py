@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.text.english_readers import RULES
@@ -52,6 +52,7 @@ JUMBLES = st.lists(st.one_of(st.sampled_from("0123456789"), st.sampled_from(MARK
 LANGUAGES = st.sampled_from(("en", "zh"))
 
 
+@settings(max_examples=80)
 @given(text=JUMBLES, mode=LANGUAGES, place=st.integers(0, 200), other=st.integers(1, 9))
 def test_no_digit_is_left_and_each_one_is_heard(text: str, mode: str, place: int, other: int) -> None:
     spoken = normalize_text(text, mode, load_read_out())
@@ -63,6 +64,7 @@ def test_no_digit_is_left_and_each_one_is_heard(text: str, mode: str, place: int
         assert normalize_text(changed, mode, load_read_out()) != spoken
 
 
+@settings(max_examples=40)
 @given(
     forms=st.lists(FORMS, min_size=1, max_size=4),
     separator=st.sampled_from((" ", ", ", "，", " and ", "和", ". ")),
@@ -73,6 +75,7 @@ def test_any_cut_gives_the_same_reading(forms: list[str], separator: str, cuts: 
     assert read_out(text, "auto", "en", tuple(cuts)) == read_out(text, "auto", "en")
 
 
+@settings(max_examples=40)
 @given(
     groups=st.tuples(st.integers(201, 799), st.integers(0, 999), st.integers(0, 9999)),
     shape=st.sampled_from(("({}) {}-{}", "{}-{}-{}", "+1 {} {} {}", "{}.{}.{}")),

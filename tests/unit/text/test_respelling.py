@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import ConfigError, InvalidInputError
@@ -42,6 +42,7 @@ def spoken(text: str, lexicon: dict[str, str] = LEXICON) -> str:
     return "".join(one.character for one in prepared(text, preparation_of(lexicon)))
 
 
+@settings(max_examples=60)
 @given(text=TEXTS, cuts=CUTS, reads_numbers=st.booleans())
 def test_any_cut_gives_the_same_and_every_character_is_covered_once(text: str, cuts: list[int], reads_numbers: bool) -> None:
     whole = prepared(text, preparation_of(LEXICON, reads_numbers=reads_numbers))
@@ -49,11 +50,13 @@ def test_any_cut_gives_the_same_and_every_character_is_covered_once(text: str, c
     assert sum(one.source_characters for one in whole) == len(text)
 
 
+@settings(max_examples=40)
 @given(text=TEXTS)
 def test_text_without_words_of_the_lexicon_is_unchanged(text: str) -> None:
     assert prepared(text, preparation_of({"Zyzzyva": "beetle"})) == prepared(text, preparation_of(None))
 
 
+@settings(max_examples=40)
 @given(words=st.lists(st.sampled_from("the quick newt sequels York Newark it's NASA. I, dogs!".split()), min_size=1, max_size=12))
 def test_other_text_leaves_as_early(words: list[str]) -> None:
     """With the blank after each word, as much is known as without a lexicon."""
@@ -62,6 +65,7 @@ def test_other_text_leaves_as_early(words: list[str]) -> None:
         assert respelled.push(f"{word} ") == plain.push(f"{word} ")
 
 
+@settings(max_examples=60)
 @given(words=st.lists(st.sampled_from("the New York City new NEW Nguyen sql SQL AI don't mail SQLite York".split()), max_size=12))
 def test_the_longest_whole_words_are_respelled(words: list[str]) -> None:
     """As a regular expression does that tries the longest phrases first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import InvalidInputError
@@ -29,17 +29,20 @@ def passes(text: str, languages: frozenset[str] = ENGLISH, size: int = 0, is_end
     return True
 
 
+@settings(max_examples=40)
 @given(MIXED, st.integers(1, 7))
 def test_the_answer_does_not_depend_on_the_cuts(text: str, size: int) -> None:
     assert passes(text) == passes(text, size=size)
     assert passes(text, is_end=False) == passes(text, size=size, is_end=False)
 
 
+@settings(max_examples=40)
 @given(st.text(st.characters(max_codepoint=0x24F)))
 def test_what_is_written_in_the_languages_script_always_passes(text: str) -> None:
     assert passes(text)
 
 
+@settings(max_examples=40)
 @given(MIXED)
 def test_without_a_known_restriction_everything_passes(text: str) -> None:
     assert passes(text, frozenset()) and passes(text, frozenset({"en", "xx"})) and passes(text, frozenset({"en", "zh", "ru", "ar"}))

@@ -108,7 +108,7 @@ DENSE = st.text(st.sampled_from(" \n\t!.-'[<aeos1\u0301\u4eca\u7532\u4e59"), max
 
 
 @given(text=st.one_of(TEXTS, DENSE, LONG_RUNS), cuts=CUTS)
-@settings(max_examples=60)
+@settings(max_examples=150)
 def test_any_cut_gives_the_ids_of_the_whole_text(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
     """Beyond the bound they depend on the text alone, too; each covers its part of the text."""
     data = text.encode()
@@ -152,6 +152,15 @@ def test_a_chinese_paragraph_without_punctuation_is_spoken_before_it_ends(tokeni
             end_char = token.end_char
         assert index + 1 - end_char <= WINDOW_CHARS
     assert end_char >= len(paragraph) - WINDOW_CHARS
+
+
+def test_many_marks_on_one_character_do_not_hold_back_the_text(tokenizer: TextTokenizer) -> None:
+    text_in = TextIn(tokenizer)
+    end_char = 0
+    for index, character in enumerate("e" + "\u0301" * 100):
+        for token in text_in.push(character.encode()):
+            end_char = token.end_char
+        assert index + 1 - end_char <= 2 * WINDOW_CHARS
 
 
 def test_a_part_of_a_composition_does_not_count_as_covered(tokenizer: TextTokenizer) -> None:
@@ -279,6 +288,7 @@ def test_composing_does_not_change_the_class_of_a_character() -> None:
 
 
 class TestTokenizerFiles:
+    @settings(max_examples=60)
     @given(text=TEXTS)
     def test_any_text_has_the_ids_of_transformers(self, model_dir: Path, tokenizer: TextTokenizer, text: str) -> None:
         assert tokenizer.encode(text) == reference_tokenizer(model_dir)(text)["input_ids"]
