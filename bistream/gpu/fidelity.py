@@ -18,7 +18,7 @@ from bistream.store import findings
 from bistream.store.fingerprint import Fingerprint, code_hash, files_hash, versions
 
 logger = logging.getLogger(__name__)
-CONVOLUTIONS = ("conv1d", "conv_transpose1d")
+CONVOLUTIONS = ("conv1d", "conv2d", "conv_transpose1d")
 _WATCHED = ("linear", *CONVOLUTIONS)  # whose results a network keeps in its dtype
 LEAST_RATIO_DB = {"logits": 20.0, "mel": 30.0, "audio": 30.0}  # random weights of full size: 34.9, 41 to 62 (not in hops), 55
 
