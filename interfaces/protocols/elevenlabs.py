@@ -21,6 +21,8 @@ from interfaces.core.values import Values
 from interfaces.protocols.actions import POLICY_VIOLATION, Action, Append, Cancel, Close, End, Flush, Made, Open, Send
 from interfaces.protocols.alignment import Alignment
 from interfaces.protocols.messages import JsonProtocol, name_in, name_or_none, number_in, object_in, objects_in, parse_object, text_in
+from interfaces.protocols.text_controls import LenientBreakTags
+from interfaces.settings import InterfaceLimits
 
 MAX_REMEMBERED = 64  # contexts that have failed
 MAX_DICTIONARIES = 3
@@ -28,7 +30,10 @@ MAX_DICTIONARIES = 3
 
 @dataclass(frozen=True)
 class ElevenLabsOptions:
-    """Of the address. has_sentences: ``auto_mode``, for which clients send whole sentences, some of them without a blank between."""
+    """Of the address. has_sentences: ``auto_mode``, for which clients send whole sentences, some of them without a blank between.
+
+    max_text_chars: of an utterance.
+    """
 
     voice: str
     format: OutputFormat
@@ -36,6 +41,7 @@ class ElevenLabsOptions:
     has_sentences: bool = False
     has_cumulative_alignment: bool = False
     max_contexts: int = 16
+    max_text_chars: int = InterfaceLimits.max_text_chars
     values: Values = field(default_factory=dict)
     lexicons: Lexicons = field(default_factory=Lexicons)
 
@@ -45,9 +51,22 @@ class _Context:
     name: str | None  # as the client calls it; None: the only one
     speech: str
     alignment: Alignment
+    tags: LenientBreakTags
+    room: int  # further characters
     last: str = ""  # character of the text
     pending_flushes: int = 0
     is_ending: bool = False
+
+    def read(self, text: str, is_whole: bool) -> list[Action]:
+        """What is spoken of it. is_whole: as of ``ControlReader.push``."""
+        self.room -= len(text)
+        items = self.tags.push(text, is_whole) if self.room >= 0 else [text]  # looking for breaks takes time; such a text is refused
+        self.alignment.append("".join(item for item in items if isinstance(item, str)))
+        return [Append(self.speech, item) for item in items]
+
+    def end(self) -> list[Action]:
+        self.is_ending = True
+        return [*self.read("", is_whole=True), End(self.speech)]
 
     def message(self, **fields: Any) -> Send:
         return Send(fields if self.name is None else {**fields, "contextId": self.name})
@@ -114,8 +133,7 @@ class ElevenLabs(JsonProtocol):
         if text == "" and not values.get("flush"):
             if context is None:
                 return [Send({"isFinal": True}), Close()]
-            context.is_ending = True
-            return [End(context.speech)]
+            return context.end()
         return self._append(values, text or "", None, context)
 
     def _multi(self, values: dict[str, Any], context_id: str | None) -> list[Action]:
@@ -149,7 +167,8 @@ class ElevenLabs(JsonProtocol):
                 raise InvalidInputError(f"{self._options.max_contexts} contexts are open on this socket; close some first.")
             options = self._values(values)
             self._count += 1
-            context = _Context(name, f"{self._count}", Alignment(self._options.has_cumulative_alignment))
+            alignment, most = Alignment(self._options.has_cumulative_alignment), self._options.max_text_chars
+            context = _Context(name, f"{self._count}", alignment, LenientBreakTags(options), most)
             self._contexts[context.speech] = context
             made.append(Open(context.speech, self._options.voice, self._options.format, options, continues=True))
             if not text.strip():
@@ -158,8 +177,7 @@ class ElevenLabs(JsonProtocol):
             if self._options.has_sentences and context.last in tuple(".!?") and text[0].isupper():
                 text = f" {text}"
             context.last = text[-1]
-            context.alignment.append(text)
-            made.append(Append(context.speech, text))
+        made += context.read(text, is_whole=bool(values.get("flush")))
         if values.get("flush"):
             context.pending_flushes += 1
             made.append(Flush(context.speech))
@@ -173,8 +191,7 @@ class ElevenLabs(JsonProtocol):
     def _end_or_cancel(self, context: _Context) -> list[Action]:
         """A context with an unanswered flush speaks to its end, unless it was told to end before."""
         if context.pending_flushes and not context.is_ending:
-            context.is_ending = True
-            return [End(context.speech)]
+            return context.end()
         del self._contexts[context.speech]
         return [Cancel(context.speech), context.message(isFinal=True), *self._close_when_idle()]
 

@@ -19,6 +19,7 @@ from interfaces.protocols.deepgram import deepgram_speed
 from interfaces.protocols.deepgram_controls import DeepgramControls
 from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions, dictionaries_in
 from interfaces.protocols.messages import reading_in
+from interfaces.protocols.text_controls import LenientBreakTags
 from interfaces.web.exchange import ExchangeResponse
 from interfaces.web.http_routes import at, caller_of, check_text, spoken
 from interfaces.web.requests import CartesiaRequest, DeepgramRequest, ElevenLabsRequest, parse
@@ -37,7 +38,8 @@ def _add_elevenlabs(router: APIRouter, service: SpeechService) -> None:
     @router.post("/v1/text-to-speech/{voice_id}/stream")
     async def text_to_speech(request: Request, voice_id: str) -> Response:
         text, target, values = await asked(request)
-        return await spoken(service, request, voice_id, [text], target, values)
+        items = LenientBreakTags(values).push(text, is_whole=True)
+        return await spoken(service, request, voice_id, items, target, values)
 
     @router.post("/v1/text-to-speech/{voice_id}/stream/with-timestamps")
     async def stream_with_timestamps(request: Request, voice_id: str) -> Response:

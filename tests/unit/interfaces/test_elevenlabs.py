@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,10 +13,13 @@ from hypothesis import strategies as st
 
 from bistream.errors import BusyError
 from interfaces.audio.formats import OutputFormat
+from interfaces.core.text import Break
 from interfaces.protocols.actions import Made
 from interfaces.protocols.alignment import Alignment
 from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions, key_headers
 from tests.unit.interfaces.machine import Player
+from tests.unit.interfaces.rig import SAMPLES_PER_CHARACTER, Running
+from tests.unit.interfaces.test_http import ask
 
 
 def player(is_multi: bool = True, **options: Any) -> Player:
@@ -163,3 +168,40 @@ def test_contexts_are_bounded() -> None:
     for name in "abc":
         send(one, text="x", context_id=name)
     assert one.closed is not None and "2 contexts" in one.sent[-1]["error"]
+
+
+BREAK = '<break time="1.5s" />'
+WRITTEN = st.lists(st.sampled_from([BREAK, "<break time='300ms'/>", "<em>", "<", "a<b", "Hi ", "你", "</break>"]), max_size=10).map("".join)
+
+
+@given(WRITTEN, st.data())
+def test_breaks_are_silence_whatever_the_cuts(written: str, data: st.DataObject) -> None:
+    places = sorted(data.draw(st.lists(st.integers(0, len(written)), max_size=6)))
+    one = player(False)
+    send(one, text="Go. ")
+    for begin, end in pairwise([0, *places, len(written)]):
+        if written[begin:end]:
+            send(one, text=written[begin:end])
+    send(one, text="")
+    silences = [item.silence_ms for item in one.items if isinstance(item, Break)]
+    text = "".join(item for item in one.items if isinstance(item, str))
+    assert silences == [1500 if found.startswith("1.5s") else 300 for found in re.findall(r"<break time=.(1\.5s|300ms)", written)]
+    assert text == "Go. " + re.sub(r"</?break[^<>]*>", "", written) and one.ended == {"1"}
+
+
+def test_a_wrong_break_has_no_effect_and_closes_nothing() -> None:
+    one = player()
+    send(one, text=f'One. <break time="1h"/>Two. {BREAK}', context_id="c1")
+    assert one.texts["1"].startswith("One. Two. ") and not any(isinstance(item, Break) for item in one.items) and one.closed is None
+
+
+def test_a_text_beyond_the_limit_is_left_to_its_utterance() -> None:
+    one = player(max_text_chars=8)
+    send(one, text="Hi. ", context_id="c1")
+    send(one, text=BREAK, context_id="c1")
+    assert one.items == ["Hi. ", BREAK] and one.closed is None
+
+
+def test_breaks_of_a_request_over_http(front: Running) -> None:
+    status, _, data = ask(front, "POST", "/v1/text-to-speech/anna?output_format=pcm_24000", {"text": f"One. {BREAK}Two."})
+    assert status == 200 and len(data) == 2 * SAMPLES_PER_CHARACTER * len("One. Two.") + 2 * 36_000
