@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bistream.client.audio import read_reference
+from bistream.contract.lexicon import written_lexicon
 
 
 @dataclass(frozen=True)
@@ -51,5 +51,5 @@ class Speaker:
     def arguments(self) -> dict[str, Any]:
         """Of ``AsyncBistreamClient.start``."""
         given = {one.name: getattr(self, one.name) for one in fields(self)}
-        lexicon = self.lexicon if self.lexicon is None or isinstance(self.lexicon, str) else json.dumps(dict(self.lexicon))
+        lexicon = self.lexicon if self.lexicon is None or isinstance(self.lexicon, str) else written_lexicon(self.lexicon)
         return {**given, "speed": None if self.speed == 1.0 else self.speed, "lexicon": lexicon}

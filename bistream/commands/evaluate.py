@@ -167,7 +167,7 @@ def speak_all(
             for form in group:
                 left = [sentence for sentence in sentences if sentence.number not in found[form.name]]
                 with tqdm(total=len(left), desc=form.name, unit="sentence", disable=None) as progress:
-                    found[form.name] |= speak(speaker, form, left, folder, options.together, progress.update)
+                    found[form.name] |= speak(speaker, form, left, folder, options.together, progress.update, bool(found[form.name]))
         finally:
             speaker.close()
     return found

@@ -46,6 +46,11 @@ def read_lexicon(text: str) -> Lexicon:
     return MappingProxyType({phrase: _entry(phrase, value) for phrase, value in entries.items()})
 
 
+def written_lexicon(entries: Mapping[str, Any]) -> str:
+    """As JSON that counts as many characters as there are."""
+    return json.dumps(dict(entries), ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
+
+
 def _entry(phrase: str, value: Any) -> str | Phonemes:
     if len(phrase) > MAX_PHRASE_CHARS or not is_speakable(phrase):
         raise InvalidInputError(f"The lexicon has the phrase {phrase[:20]!r}; give it a letter and at most {MAX_PHRASE_CHARS} characters.")

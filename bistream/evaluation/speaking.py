@@ -117,10 +117,16 @@ def read_voice(path: str | Path) -> FloatArray:
 
 
 def speak(
-    speaker: Speaker, form: Form, sentences: Sequence[Sentence], folder: Path, together: int, tell: Callable[[], object]
+    speaker: Speaker,
+    form: Form,
+    sentences: Sequence[Sentence],
+    folder: Path,
+    together: int,
+    tell: Callable[[], object],
+    has_spoken: bool = False,
 ) -> dict[int, Utterance]:
     """By the sentences' numbers. folder: for FORM/SET/ID.wav. together: sessions at the same time. tell: called after each sentence.
-    Raises ``EngineError`` where the first sentences all fail."""
+    has_spoken: an interrupted run has spoken in this form. Raises ``EngineError`` where nothing has, and the first sentences all fail."""
 
     def one(sentence: Sentence, is_timed: bool = False) -> Utterance:
         found = _utterance(speaker, form, sentence, folder, is_timed)
@@ -128,7 +134,7 @@ def speak(
         return found
 
     first = [one(sentence, is_timed=True) for sentence in sentences[:TIMED]]
-    if first and all(each.path is None for each in first):
+    if first and not has_spoken and all(each.path is None for each in first):
         raise EngineError(f"Nothing can be spoken in the form {form.name}: {first[0].error}")
     with ThreadPoolExecutor(together) as pool:
         found = [*first, *pool.map(one, sentences[TIMED:])]

@@ -162,8 +162,8 @@ class HopPolicy:
     def wanted_tokens(self, progress: HopProgress) -> int:
         """Tokens still missing for the next hop; a chunk if there are enough already, as nothing waits for more."""
         missing = self._target(progress) - progress.pending_tokens
-        if progress.chunks_join:
-            missing = min(missing, self.audio_format.chunk_tokens)  # it may go out without the others
+        if progress.chunks_join and missing > 0:
+            missing = (missing - 1) % self.audio_format.chunk_tokens + 1  # the hop may go out without the other chunks
         return missing if missing > 0 else self.audio_format.chunk_tokens
 
     @property

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from typing import Any, Protocol
 
+import numpy as np
+
 from bistream.contract.codec import Arrays, Values, flat_values, input_arrays, input_values
 from bistream.contract.fields import AUDIO_TOKENIZER, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV, ModelContract
 from bistream.errors import CancelledError, EngineError, ShuttingDownError, UnknownSessionError
@@ -69,8 +71,7 @@ class SiblingVoice:
             with closing(open_channel(LLM_BISTREAM)) as channel:
                 return await channel.ask(input_values(LLM_BISTREAM, {**flat_values(labels), "seed": seed}))
 
-        made: IntArray = asyncio.run(asked())["made_voice"]
-        return made
+        return np.array(asyncio.run(asked())["made_voice"], np.int32)
 
     def _call(self, contract: ModelContract, values: dict[str, Any]) -> Arrays:
         """A refused call has not reached the model, so it can be repeated."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bistream.contract.checks import SPEAKER_NAME_PATTERN
-from bistream.contract.lexicon import read_lexicon, read_lexicon_file
+from bistream.contract.lexicon import read_lexicon, read_lexicon_file, written_lexicon
 from bistream.errors import ConfigError, InvalidInputError
 from interfaces.core.values import Values
 
@@ -48,7 +48,7 @@ class Lexicons:
         for text in (*(self._found(name) for name in reversed(names)), own):
             if read_lexicon(text):
                 joined |= json.loads(text)
-        return {**values, "lexicon": json.dumps(joined)}
+        return {**values, "lexicon": written_lexicon(joined)}
 
     def _found(self, name: str) -> str:
         if name not in self._by_name:

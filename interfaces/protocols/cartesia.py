@@ -41,8 +41,12 @@ class _Context:
     def read(self, text: str, is_whole: bool) -> list[Item]:
         """As ``ControlReader.push``."""
         items = self.tags.push(text, is_whole)
-        if self.words is not None:
-            self.words.append("".join(item for item in items if isinstance(item, str)))
+        if (words := self.words) is not None:
+            for item in items:
+                if isinstance(item, str):
+                    words.append(item)
+                else:
+                    words.cut()
         return items
 
     def message(self, kind: str, status: int = _PARTIAL, **fields: Any) -> Send:

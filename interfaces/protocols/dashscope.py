@@ -5,12 +5,12 @@ The text up to a flush, or to the end of the task, is one sentence of the protoc
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bistream.contract.lexicon import written_lexicon
 from bistream.errors import BistreamError, InvalidInputError
 from interfaces.audio.formats import OutputFormat, dashscope_format
 from interfaces.core.values import Values, instructed
@@ -194,7 +194,7 @@ def _values_in(parameters: dict[str, Any]) -> Values:
     if (speed := number_in(parameters, "rate")) is not None and speed != 1:
         values["speed"] = float(speed)
     if lexicon := _lexicon_in(object_in(parameters, "hot_fix")):
-        values["lexicon"] = json.dumps(lexicon)
+        values["lexicon"] = written_lexicon(lexicon)
     return values
 
 

@@ -50,17 +50,20 @@ class DeepgramControls(ControlReader):
                 )
             self._add(Break(pause_ms))
             return ""
-        self.pronunciations += 1
-        return _respelling_in(found["fields"])
+        if (respelling := _respelling_in(found["fields"])) is not None:
+            self.pronunciations += 1
+        return respelling
 
 
-def _respelling_in(fields: str) -> str:
-    """Raises ``InvalidInputError``."""
+def _respelling_in(fields: str) -> str | None:
+    """None: it is text that looks like a pronunciation. Raises ``InvalidInputError`` for a wrong one."""
     try:
         values = json.loads("{" + fields + "}")
     except ValueError:
         values = {}
-    respelling = values.get("pronounce")
+    if values.keys() != {"word", "pronounce"}:
+        return None
+    respelling = values["pronounce"]
     if not isinstance(values.get("word"), str) or not isinstance(respelling, str) or not is_speakable(respelling):
         raise InvalidInputError(_FORM)
     if _IPA.search(respelling):

@@ -17,12 +17,12 @@ from typing import Any
 from bistream.errors import BistreamError, InvalidInputError
 from interfaces.audio.formats import OutputFormat
 from interfaces.core.lexicons import Lexicons
+from interfaces.core.text import Break
 from interfaces.core.values import Values
 from interfaces.protocols.actions import POLICY_VIOLATION, Action, Append, Cancel, Close, End, Flush, Made, Open, Send
 from interfaces.protocols.alignment import Alignment
 from interfaces.protocols.messages import JsonProtocol, name_in, name_or_none, number_in, object_in, objects_in, parse_object, text_in
 from interfaces.protocols.text_controls import LenientBreakTags
-from interfaces.settings import InterfaceLimits
 
 MAX_REMEMBERED = 64  # contexts that have failed
 MAX_DICTIONARIES = 3
@@ -30,10 +30,7 @@ MAX_DICTIONARIES = 3
 
 @dataclass(frozen=True)
 class ElevenLabsOptions:
-    """Of the address. has_sentences: ``auto_mode``, for which clients send whole sentences, some of them without a blank between.
-
-    max_text_chars: of an utterance.
-    """
+    """Of the address. has_sentences: ``auto_mode``, for which clients send whole sentences, some of them without a blank between."""
 
     voice: str
     format: OutputFormat
@@ -41,7 +38,6 @@ class ElevenLabsOptions:
     has_sentences: bool = False
     has_cumulative_alignment: bool = False
     max_contexts: int = 16
-    max_text_chars: int = InterfaceLimits.max_text_chars
     values: Values = field(default_factory=dict)
     lexicons: Lexicons = field(default_factory=Lexicons)
 
@@ -52,16 +48,18 @@ class _Context:
     speech: str
     alignment: Alignment
     tags: LenientBreakTags
-    room: int  # further characters
     last: str = ""  # character of the text
     pending_flushes: int = 0
     is_ending: bool = False
 
     def read(self, text: str, is_whole: bool) -> list[Action]:
         """What is spoken of it. is_whole: as of ``ControlReader.push``."""
-        self.room -= len(text)
-        items = self.tags.push(text, is_whole) if self.room >= 0 else [text]  # looking for breaks takes time; such a text is refused
-        self.alignment.append("".join(item for item in items if isinstance(item, str)))
+        items = self.tags.push(text, is_whole)
+        for item in items:
+            if isinstance(item, str):
+                self.alignment.append(item)
+            elif isinstance(item, Break):
+                self.alignment.pause(item.silence_ms)
         return [Append(self.speech, item) for item in items]
 
     def end(self) -> list[Action]:
@@ -167,8 +165,7 @@ class ElevenLabs(JsonProtocol):
                 raise InvalidInputError(f"{self._options.max_contexts} contexts are open on this socket; close some first.")
             options = self._values(values)
             self._count += 1
-            alignment, most = Alignment(self._options.has_cumulative_alignment), self._options.max_text_chars
-            context = _Context(name, f"{self._count}", alignment, LenientBreakTags(options), most)
+            context = _Context(name, f"{self._count}", Alignment(self._options.has_cumulative_alignment), LenientBreakTags(options))
             self._contexts[context.speech] = context
             made.append(Open(context.speech, self._options.voice, self._options.format, options, continues=True))
             if not text.strip():

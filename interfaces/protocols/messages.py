@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from bistream.contract.lexicon import written_lexicon
 from bistream.errors import InvalidInputError
 from interfaces.core.values import Values
 from interfaces.protocols.actions import Action
@@ -106,7 +107,7 @@ def objects_in(message: dict[str, Any], name: str) -> list[dict[str, Any]]:
 def reading_in(message: dict[str, Any]) -> Values:
     """Our own fields for how a text is read; a lexicon may be an object. Raises ``InvalidInputError``."""
     lexicon = message.get("lexicon")
-    written = {**message, "lexicon": json.dumps(lexicon) if isinstance(lexicon, dict) else lexicon}
+    written = {**message, "lexicon": written_lexicon(lexicon) if isinstance(lexicon, dict) else lexicon}
     return {name: value for name in READING if (value := text_in(written, name)) is not None}
 
 

@@ -24,11 +24,16 @@ class WordTimes:
 
     def __init__(self, begins_ms: float = 0.0) -> None:
         self._text = ""
+        self._cuts: list[int] = []  # places where a word ends though no blank follows
         self._told = 0  # characters up to the end of the last word that was given out
         self._positions, self._times_ms = [0], [begins_ms]  # of the voice, at the ends of pieces of audio
 
     def append(self, text: str) -> None:
         self._text += text
+
+    def cut(self) -> None:
+        """What follows is spoken apart from the text so far."""
+        self._cuts.append(len(self._text))
 
     def next(self, duration_ms: float, position: int) -> list[Word]:
         """The words that end in this audio. position: characters up to which the voice is at its end."""
@@ -52,13 +57,16 @@ class WordTimes:
             self._times_ms[-1] = time_ms  # the voice stands still: what follows is spoken later
 
     def _words(self, is_over: bool) -> list[Word]:
-        found = []
-        for match in WORD.finditer(self._text, self._told):
-            may_grow = match.end() == len(self._text) and not is_over
-            if may_grow or match.end() > self._positions[-1]:
-                break
-            found.append(Word(match.group(), *match.span(), self._time_of(match.start()), self._time_of(end_of(match))))
-            self._told = match.end()
+        found: list[Word] = []
+        self._cuts = [cut for cut in self._cuts if cut > self._told]
+        ends = [*self._cuts, len(self._text)]
+        for begin, end in zip([self._told, *ends], ends, strict=False):
+            for match in WORD.finditer(self._text, begin, end):
+                may_grow = match.end() == len(self._text) and end not in self._cuts and not is_over
+                if may_grow or match.end() > self._positions[-1]:
+                    return found
+                found.append(Word(match.group(), *match.span(), self._time_of(match.start()), self._time_of(end_of(match))))
+                self._told = match.end()
         return found
 
     def _time_of(self, position: int) -> float:

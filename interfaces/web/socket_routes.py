@@ -155,8 +155,8 @@ def _elevenlabs_options(websocket: WebSocket, voice: str, is_multi: bool, servic
     names = ("auto_mode", "sync_alignment", "enable_ssml_parsing")
     has_sentences, is_cumulative, is_ssml = (query.get(name, "").lower() == "true" for name in names)
     values: Values = {"text_type": SSML} if is_ssml else {}
-    most = service.limits.contexts_per_socket, service.limits.max_text_chars
-    return ElevenLabsOptions(voice, target, is_multi, has_sentences, is_cumulative, *most, values, service.lexicons)
+    most = service.limits.contexts_per_socket
+    return ElevenLabsOptions(voice, target, is_multi, has_sentences, is_cumulative, most, values, service.lexicons)
 
 
 def _deepgram_options(websocket: WebSocket, limits: InterfaceLimits) -> DeepgramOptions:

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from bistream.contract.lexicon import MAX_ENTRIES, MAX_PHRASE_CHARS, MAX_RESPELLING_CHARS, Phonemes, read_lexicon, read_lexicon_file
+from bistream.contract.lexicon import (
+    MAX_ENTRIES,
+    MAX_PHRASE_CHARS,
+    MAX_RESPELLING_CHARS,
+    Phonemes,
+    read_lexicon,
+    read_lexicon_file,
+    written_lexicon,
+)
 from bistream.errors import InvalidInputError
 
 
@@ -48,6 +56,12 @@ def test_what_is_neither_a_respelling_nor_phonemes_is_refused(value: Any) -> Non
 def test_the_limits(entries: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInputError, match=said):
         read_lexicon(json.dumps(entries))
+
+
+def test_what_is_written_is_as_long_as_what_was_read() -> None:
+    entries = {f"重庆{index}": "虫庆" * 30 for index in range(600)} | {"\ud800x": "y"}
+    assert len(read_lexicon(written_lexicon(entries))) == len(entries)
+    assert "虫庆" in written_lexicon(entries)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -65,6 +65,15 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     assert "first_audio_s" in rows[0][0] and rows[0][0] == rows[1][0]  # with the times of the interrupted run
 
 
+def test_a_run_goes_on_where_sentences_have_failed(tmp_path: Path) -> None:
+    words = ["--form", "one_shot", "--keep", str(tmp_path / "kept"), "--resume"]
+    with reading(Refuser()) as server:
+        server.card = {"sample_rate": "24000"}
+        assert evaluate(server, tmp_path, *words) == 0 and evaluate(server, tmp_path, *words) == 0
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert report["means"]["mine"]["one_shot"]["failures"][0] == 0.25
+
+
 def test_conditions_decide_the_exit_code(tmp_path: Path) -> None:
     with reading(Refuser()) as server:
         server.card = {"sample_rate": "24000", "languages": "en"}

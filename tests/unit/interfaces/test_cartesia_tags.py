@@ -104,6 +104,12 @@ def test_a_context_has_its_controls_and_the_words_without_them() -> None:
     assert [word for word, _, _ in times(one.finished("1"))] == ["Now", "then", "A", "B", ".3", "<"]
 
 
+def test_words_on_both_sides_of_a_break_are_two() -> None:
+    one = Player(Cartesia())
+    send(one, f"Hello.{BREAK}World", add_timestamps=True, **{"continue": False})
+    assert [word for word, _, _ in times(one.finished("1"))] == ["Hello.", "World"]
+
+
 def test_in_ssml_the_tags_are_the_servers() -> None:
     one = Player(Cartesia())
     send(one, f"Hi. {BREAK}", text_type="ssml")

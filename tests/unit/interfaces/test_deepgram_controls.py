@@ -46,6 +46,7 @@ def test_the_cuts_do_not_matter(written: str, data: st.DataObject) -> None:
 @given(st.lists(st.sampled_from(OTHERS[:-3]), max_size=8).map("".join))
 def test_other_braces_are_text(written: str) -> None:
     assert read(written) == ([written] if written else [])
+    assert read(said := '{"word": "x", "count": 3} ' + written.rstrip()) == [said]
 
 
 def test_a_word_is_respelled_and_a_pause_is_silence() -> None:
@@ -58,7 +59,6 @@ def test_a_word_is_respelled_and_a_pause_is_silence() -> None:
     [
         r'\{"word": "tomato", "pronounce": "təˈmeɪtoʊ"\}',
         '{"word": "cat", "pronounce": "kæt"}',
-        '{"word": "x"}',
         '{"word": 5, "pronounce": "x"}',
     ]
     + ['{"word": "x", "pronounce": "-"}', r"\{pause:400ms\}", r"\{pause:500ms\}" * (MAX_PAUSES + 1)],

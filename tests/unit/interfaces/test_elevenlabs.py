@@ -163,6 +163,18 @@ def test_alignment_stays_with_the_audio_and_the_position(chunks: list[tuple[floa
         assert abs(clock - audio) <= 1
 
 
+@pytest.mark.parametrize("is_cumulative", [True, False])
+def test_no_character_is_spoken_in_the_silence_of_a_break(is_cumulative: bool) -> None:
+    alignment = Alignment(is_cumulative)
+    alignment.append("One")
+    alignment.pause(3000)
+    alignment.append("Two")
+    first, silent, last = alignment.next(600.0, 3), alignment.next(3000.0, 3), alignment.next(600.0, 6)
+    assert first is not None and silent is None and last is not None
+    begin = 3600 if is_cumulative else 3000
+    assert last["charStartTimesMs"] == [begin, begin + 200, begin + 400] and last["charDurationsMs"] == [200] * 3
+
+
 def test_contexts_are_bounded() -> None:
     one = player(max_contexts=2)
     for name in "abc":
@@ -193,13 +205,6 @@ def test_a_wrong_break_has_no_effect_and_closes_nothing() -> None:
     one = player()
     send(one, text=f'One. <break time="1h"/>Two. {BREAK}', context_id="c1")
     assert one.texts["1"].startswith("One. Two. ") and not any(isinstance(item, Break) for item in one.items) and one.closed is None
-
-
-def test_a_text_beyond_the_limit_is_left_to_its_utterance() -> None:
-    one = player(max_text_chars=8)
-    send(one, text="Hi. ", context_id="c1")
-    send(one, text=BREAK, context_id="c1")
-    assert one.items == ["Hi. ", BREAK] and one.closed is None
 
 
 def test_breaks_of_a_request_over_http(front: Running) -> None:

@@ -188,8 +188,9 @@ def test_a_recording_that_killed_its_model_is_not_sent_again() -> None:
 
 
 def test_a_voice_of_labels_is_one_call_of_the_language_model(ports: Ask) -> None:
-    speaking, siblings = ports(lambda model, values: {"made_voice": np.arange(37, dtype=np.int32)})
-    assert speaking.voice.speaker_of_labels(Labels("female", "high"), 7).tolist() == list(range(37))
+    speaking, siblings = ports(lambda model, values: {"made_voice": tuple(range(37))})
+    made = speaking.voice.speaker_of_labels(Labels("female", "high"), 7)
+    assert made.tolist() == list(range(37)) and made.dtype == np.int32
     ((model, values),) = siblings.calls
     inputs = CallInputs(values, LLM_BISTREAM)
     assert model == "llm_bistream" and inputs.read(Labels) == Labels("female", "high", "moderate") and inputs.value("seed") == 7
