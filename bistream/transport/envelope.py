@@ -46,24 +46,31 @@ class Message:
 
 
 def pack(messages: Iterable[Message]) -> bytes:
-    """Arrays of bytes must have one element, which is a ``bytes`` value for the receiver. Raises ``ValueError`` or ``TypeError``."""
+    """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what ``Message`` does not name."""
     head: list[tuple[int, Values, list[tuple[str, str, tuple[int, ...]]], str | None, bool]] = []
-    parts: list[bytes | memoryview] = []
+    parts: list[memoryview | bytes] = []
     for message in messages:
         plain, specs = dict[str, Any](), []
         for name, value in message.values.items():
             if isinstance(value, np.ndarray | bytes):
-                value = value.item() if isinstance(value, np.ndarray) and value.dtype == np.object_ else value
-                data = value if isinstance(value, bytes) else np.ascontiguousarray(value).data
-                size = len(data) if isinstance(data, bytes) else data.nbytes
-                specs.append((name, "BYTES", (size,)) if isinstance(value, bytes) else (name, _WIRE_TYPES[value.dtype], value.shape))
-                parts += (data, bytes(-size % _ALIGNMENT))
+                wire_type, shape, data = _packed(value)
+                specs.append((name, wire_type, shape))
+                parts += (data, bytes(-data.nbytes % _ALIGNMENT))
             else:
                 plain[name] = value.item() if isinstance(value, np.generic) else value
         head.append((message.number, plain, specs, message.error, message.is_last))
     coded = json.dumps(head).encode()
     coded += b" " * (-(_LENGTH.size + len(coded)) % _ALIGNMENT)
     return b"".join((_LENGTH.pack(len(coded)), coded, *parts))
+
+
+def _packed(value: NDArray[Any] | bytes) -> tuple[str, tuple[int, ...], memoryview]:
+    """Wire type, shape, bytes. Text of a client's request is an array of one element, and ``bytes`` for the receiver."""
+    if isinstance(value, np.ndarray) and value.dtype == np.object_:
+        value = value.item()
+    if isinstance(value, np.ndarray):
+        return _WIRE_TYPES[value.dtype], value.shape, np.ascontiguousarray(value).data
+    return "BYTES", (len(value),), memoryview(value)
 
 
 def unpack(envelope: bytes) -> list[Message]:
