@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,8 +103,7 @@ class SpeechBreak:
     rate_percent: int = 100
 
 
-@dataclass(frozen=True)
-class SpeechTokens:
+class SpeechTokens(NamedTuple):  # a dataclass takes five times as long to make; there is one for every token
     """One message of the language model: further speech tokens of a session, or its end, or both.
 
     text_consumed: characters of the session's own text (prompt text excluded) that are certainly spoken once all tokens

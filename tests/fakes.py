@@ -64,7 +64,7 @@ class RecordingSink:
     result: TurnResult | None = None
     late: int = 0
 
-    def on_ids(self, ids: Sequence[int]) -> None:
+    def on_ids(self, ids: Sequence[int], texts_left: int | None = None) -> None:
         self.late += self.result is not None
         self.ids.extend(ids)
 

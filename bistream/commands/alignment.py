@@ -57,7 +57,7 @@ class Speaker:
             self._ids = []
             self.sequence.turn(turn.append_ids, turn.limits, self)
 
-    def on_ids(self, ids: Sequence[int]) -> None:
+    def on_ids(self, ids: Sequence[int], texts_left: int | None = None) -> None:
         self._ids += ids
 
     def on_end(self, result: TurnResult) -> None:

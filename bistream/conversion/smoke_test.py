@@ -31,7 +31,7 @@ class _Collector:
         self.result: TurnResult | None = None
         self._ended = threading.Event()
 
-    def on_ids(self, ids: Sequence[int]) -> None:
+    def on_ids(self, ids: Sequence[int], texts_left: int | None = None) -> None:
         self.ids += ids
 
     def on_end(self, result: TurnResult) -> None:

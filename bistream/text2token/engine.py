@@ -135,7 +135,8 @@ class SamplingSpec:
 class TurnSink(Protocol):
     """Receives the output of one turn. Called from the engine's thread; must not block. If it raises, the turn ends with ERROR."""
 
-    def on_ids(self, ids: Sequence[int]) -> None: ...
+    def on_ids(self, ids: Sequence[int], texts_left: int | None = None) -> None:
+        """texts_left: text ids in the sequence behind the one that the last of ``ids`` speaks, from an engine that knows."""
 
     def on_end(self, result: TurnResult) -> None: ...
 
@@ -163,14 +164,6 @@ class TakesDemands(Protocol):
     def demand(self, slack_s: float, wanted_tokens: int) -> None:
         """The caller asks for tokens. slack_s: audio seconds that its listener has, and those of all tokens yielded so far; wanted_tokens:
         further ones that are useful to it now."""
-
-
-@runtime_checkable
-class TakesTextPlaces(Protocol):
-    """A ``TurnSink`` that is told where in its text the model is, by an engine that knows."""
-
-    def on_texts_left(self, count: int) -> None:
-        """Text ids in the sequence behind the one that the next ``on_ids`` speaks. Called just before it, as it is."""
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,11 @@ class RunawayWatch:
         for token_id in ids:
             if self.found is not None:
                 break
-            self.held.append(token_id)
             self._look(token_id)
+            self.held.append(token_id)
             if not self._is_suspicious:
-                free += self.release()
+                free += self.held
+                self.held.clear()
         return free
 
     def release(self) -> list[int]:

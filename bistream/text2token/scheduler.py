@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 from bistream.errors import BusyError, InvalidInputError, SessionExistsError, UnknownSessionError
 from bistream.text2token.block_pool import BlockPool
@@ -220,8 +219,7 @@ class Scheduler:
             if sequence.turn is not turn:
                 continue  # the turn has ended since the step was planned
             try:
-                update = self._take_head_row(sequence, turn, head_row)
-                updates.append(update if place < 0 else replace(update, texts_left=len(sequence.texts) - 1 - place))
+                updates.append(self._take_head_row(sequence, turn, head_row, None if place < 0 else len(sequence.texts) - 1 - place))
             except Exception:
                 updates.append(self._fail_now(sequence, turn))
         return updates
@@ -339,16 +337,16 @@ class Scheduler:
                 break
         sequence.registering, sequence.prefix_node, sequence.prompt_ids = False, None, ()
 
-    def _take_head_row(self, sequence: SequenceRecord, turn: RunningTurn, head_row: int) -> TurnUpdate:
+    def _take_head_row(self, sequence: SequenceRecord, turn: RunningTurn, head_row: int, texts_left: int | None) -> TurnUpdate:
         assert head_row != INACTIVE, "the device ended a turn that is still running on the host"
         if head_row == NOT_FINITE:
             self.pool.forget(sequence.blocks)
             return self._fail(sequence, turn, NOT_FINITE_SENTENCE)
         if sequence.registering:
             self._register(sequence)
-        return self._take_id(sequence, turn, self.space.speech_offset + head_row)
+        return self._take_id(sequence, turn, self.space.speech_offset + head_row, texts_left)
 
-    def _take_id(self, sequence: SequenceRecord, turn: RunningTurn, token_id: int) -> TurnUpdate:
+    def _take_id(self, sequence: SequenceRecord, turn: RunningTurn, token_id: int, texts_left: int | None) -> TurnUpdate:
         if not self.space.is_speech(token_id):
             sequence.next_position = sequence.num_ids
             return TurnUpdate(sequence, turn.sink, result=self._end_turn(sequence, TurnResult(TurnEnd.STOP, stop_id=token_id)))
@@ -361,7 +359,7 @@ class Scheduler:
             sequence.unfed_id = token_id
             sequence.next_position = sequence.num_ids - 1
             result = self._end_turn(sequence, TurnResult(TurnEnd.LENGTH))
-        return TurnUpdate(sequence, turn.sink, (token_id,), result)
+        return TurnUpdate(sequence, turn.sink, (token_id,), result, texts_left)
 
     def _fail(self, sequence: SequenceRecord, turn: RunningTurn, sentence: str) -> TurnUpdate:
         return TurnUpdate(sequence, turn.sink, result=self._end_turn(sequence, TurnResult(TurnEnd.ERROR, error=sentence)))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bistream.text2token.block_pool import PrefixNode
 from bistream.text2token.engine import SamplingSpec, TurnLimits, TurnResult, TurnSink
@@ -82,8 +83,7 @@ class SequenceRecord:
             assert self.next_position == self.num_ids - (self.unfed_id is not None)
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """Consecutive positions of one sequence in one step. ``ids`` None: one row whose input is the device's last id."""
 
     slot: int
@@ -147,12 +147,11 @@ class StepPlan:
                 yield sequence, turn, StepPlan(starts, copies, segments, receivers)
 
 
-@dataclass(frozen=True)
-class TurnUpdate:
+class TurnUpdate(NamedTuple):
     """What one sink is to receive, of a turn of ``sequence``."""
 
     sequence: SequenceRecord
     sink: TurnSink
-    ids: tuple[int, ...] = field(default=())
+    ids: tuple[int, ...] = ()
     result: TurnResult | None = None
-    texts_left: int | None = None  # text ids behind the one that is spoken, see ``engine.TakesTextPlaces``
+    texts_left: int | None = None  # see ``engine.TurnSink``

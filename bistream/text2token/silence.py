@@ -6,7 +6,7 @@ model's own sequence keeps every token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 LONGEST_RUN = 5  # silent tokens in a row that are spoken: 0.2 s
 # At a break the networks behind the language model are given so many, and their audio is left out: of the tokens before them nothing is
@@ -21,15 +21,15 @@ class SilenceThinning:
         self._run = 0
         self._last_token = last_token
 
-    def push(self, tokens: Iterable[int]) -> tuple[int, ...]:
+    def push(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Those of the next tokens that are spoken."""
-        kept = []
-        for token in tokens:
-            self._run = self._run + 1 if token in self._silent_tokens else 0
-            self._last_token = token
-            if self._run <= LONGEST_RUN:
-                kept.append(token)
-        return tuple(kept)
+        if tokens:
+            self._last_token = tokens[-1]
+        return tuple(filter(self._is_spoken, tokens)) if self._silent_tokens else tuple(tokens)
+
+    def _is_spoken(self, token: int) -> bool:
+        self._run = self._run + 1 if token in self._silent_tokens else 0
+        return self._run <= LONGEST_RUN
 
     def filling(self) -> tuple[int, ...]:
         """Tokens for a break: silent ones, or, where none are known, the last one, which mostly fades."""

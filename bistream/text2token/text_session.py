@@ -158,15 +158,10 @@ class TextSession:
         self._release(message)
         return True
 
-    # -- the engine's side (TurnSink, TakesTextPlaces) ---------------------------------------------------------------
+    # -- the engine's side (TurnSink) --------------------------------------------------------------------------------
 
-    def on_texts_left(self, count: int) -> None:
-        """The last text id of a sequence is the last one that the layout has used."""
-        with self._lock:
-            self._text.places.attend((0 if self._layout is None else self._layout.num_text_used) - 1 - count)
-
-    def on_ids(self, ids: Sequence[int]) -> None:
-        self._in_turn(lambda sequences: self._hand_out(sequences.yielded(ids)))
+    def on_ids(self, ids: Sequence[int], texts_left: int | None = None) -> None:
+        self._in_turn(lambda sequences: self._take_ids(sequences, ids, texts_left))
 
     def on_end(self, result: TurnResult) -> None:
         self._in_turn(lambda sequences: self._take_end(sequences, result))
@@ -206,13 +201,18 @@ class TextSession:
             self._sink(self._message(is_resting=True))
         return ending
 
+    def _take_ids(self, sequences: SequenceSeries, ids: Sequence[int], texts_left: int | None) -> None:
+        if texts_left is not None and self._layout is not None:  # the last text id of a sequence is the last one that the layout has used
+            self._text.places.attend(self._layout.num_text_used - 1 - texts_left)
+        self._hand_out(sequences.yielded(ids))
+
     def _hand_out(self, ids: Sequence[int]) -> None:
         """Ids of the turn in flight."""
         assert self._turn_ids is not None
         if ids:
             self._turn_ids.extend(ids)
-            speech = self._silence.push(self._space.speech_token(token_id) for token_id in ids if self._space.is_speech(token_id))
-            self._sink(self._message(speech))
+            offset, end = self._space.speech_offset, self._space.first_special
+            self._sink(self._message(self._silence.push([token_id - offset for token_id in ids if offset <= token_id < end])))
 
     def _check_live(self) -> None:
         if self.end is not None:
@@ -254,16 +254,17 @@ class TextSession:
         is_resting: bool = False,
         breaks: tuple[SpeechBreak, ...] = (),
     ) -> SpeechTokens:
-        fed, pushed = (0, 0) if self._layout is None else (self._layout.num_text_used, self._layout.num_text_pushed)
-        is_spoken = reason is FinishReason.EOS or (reason is FinishReason.LENGTH and fed == pushed)
-        consumed, places = self._text.num_chars if is_spoken else self._text_consumed(), self._text.places
+        assert self._layout is not None
+        fed, places = self._layout.num_text_used, self._text.places
+        is_spoken = reason is FinishReason.EOS or (reason is FinishReason.LENGTH and fed == self._layout.num_text_pushed)
+        consumed = self._text.num_chars if is_spoken else self._text_consumed(fed)
         return SpeechTokens(token_ids, consumed, reason, is_resting, places.until(fed), fed, places.attended, breaks)
 
-    def _text_consumed(self) -> int:
+    def _text_consumed(self, fed: int) -> int:
         """Lower bound of the characters spoken so far: a text token takes at most ``max_speech_per_text`` speech tokens."""
         assert self._layout is not None
-        in_turn = len(self._turn_ids) if self._layout.num_text_used and self._turn_ids is not None else 0
-        spoken = min((self._layout.num_speech_of_text + in_turn) // self._space.blocks.max_speech_per_text, self._layout.num_text_used)
+        in_turn = len(self._turn_ids) if fed and self._turn_ids is not None else 0
+        spoken = min((self._layout.num_speech_of_text + in_turn) // self._space.blocks.max_speech_per_text, fed)
         return self._text.places.until(max(spoken, self._layout.num_text_ended))
 
     def _mark_closed(self, end: Message) -> bool:

@@ -68,7 +68,8 @@ class TokenMailbox:
                     self._oldest_at = self._clock()
                 if self._first_token_at is None and message.token_ids:
                     self._first_token_at = self._clock()
-                self._breaks += (replace(one, place=len(self._token_ids) + one.place) for one in message.breaks)
+                if message.breaks:
+                    self._breaks += (replace(one, place=len(self._token_ids) + one.place) for one in message.breaks)
                 self._token_ids.extend(message.token_ids)
                 self._last = message
                 self._finish_reason = message.finish_reason
@@ -104,7 +105,7 @@ class TokenMailbox:
         """The message for an answer now, if any; tokens go out before an error that followed them."""
         is_news = self._is_resting and not self._rest_is_told and self._error is None
         if self._finish_reason is not None or is_news or (self._token_ids and self._is_enough()):
-            message = replace(self._last, token_ids=tuple(self._token_ids), breaks=tuple(self._breaks))
+            message = self._last._replace(token_ids=tuple(self._token_ids), breaks=tuple(self._breaks))
             self._rest_is_told = self._is_resting
             self._count_first_hop(len(self._token_ids))
             self._token_ids.clear()

@@ -44,11 +44,10 @@ class Sink:
         self.left: list[int] = []
         self.result: TurnResult | None = None
 
-    def on_texts_left(self, count: int) -> None:
-        self.left.append(count)
-
-    def on_ids(self, ids: Sequence[int]) -> None:
+    def on_ids(self, ids: Sequence[int], texts_left: int | None = None) -> None:
         self.ids += ids
+        if texts_left is not None:
+            self.left.append(texts_left)
 
     def on_end(self, result: TurnResult) -> None:
         self.result = result

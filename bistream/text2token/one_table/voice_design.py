@@ -96,7 +96,7 @@ class _Making:
             raise
         return self._sequence.cancel
 
-    def on_ids(self, ids: Sequence[int]) -> None:
+    def on_ids(self, ids: Sequence[int], texts_left: int | None = None) -> None:
         self._ids += [self._space.speech_token(one) for one in ids]
 
     def on_end(self, result: TurnResult) -> None:

@@ -55,7 +55,7 @@ class ChainSink(RecordingSink):
         self.at_first_id = at_first_id
         self.at_end = at_end
 
-    def on_ids(self, ids: Sequence[int]) -> None:
+    def on_ids(self, ids: Sequence[int], texts_left: int | None = None) -> None:
         super().on_ids(ids)
         if self.at_first_id is not None:
             action, self.at_first_id = self.at_first_id, None

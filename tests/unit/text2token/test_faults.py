@@ -39,11 +39,6 @@ TURNS = {  # prompts of one to four steps
 SPECS = {name: SamplingSpec(seed=number) for number, name in enumerate(TURNS)}
 
 
-class Sink(RecordingSink):
-    def on_texts_left(self, count: int) -> None:
-        self.late += self.result is not None
-
-
 def settings_of(block_size: int) -> EngineSettings:
     return EngineSettings(5, MAX_ROWS, 5 * 192, block_size, 192, knows_texts=block_size == 8)
 
@@ -65,7 +60,7 @@ def alone(name: str, make: Callable[[], StepRunner]) -> list[list[int]]:
     engine = engine_of(make())
     sequence, said = engine.open(name, SPECS[name], 160), []
     for ids in TURNS[name]:
-        sink = Sink()
+        sink = RecordingSink()
         sequence.turn(ids, LIMITS, sink)
         while engine.step():
             pass
@@ -144,16 +139,16 @@ HOST_OF_GRAPHS: dict[str, Inject] = {
 }
 
 
-def converse(engine: TorchEngine, rng: random.Random, fault: Fault) -> dict[str, list[Sink]]:
+def converse(engine: TorchEngine, rng: random.Random, fault: Fault) -> dict[str, list[RecordingSink]]:
     """All talk at once; the fault is armed at some time. Until nobody has anything to say. The cache knows the voice, or does not."""
     if rng.random() < 0.5:
         earlier = engine.open("earlier", SamplingSpec(), 100)
-        earlier.turn([*VOICE, 95], LIMITS, Sink())
+        earlier.turn([*VOICE, 95], LIMITS, RecordingSink())
         while engine.step():
             pass
         earlier.close()
     sequences = {name: engine.open(name, SPECS[name], 160) for name in rng.sample(sorted(TURNS), len(TURNS))}
-    sinks: dict[str, list[Sink]] = {name: [] for name in sequences}
+    sinks: dict[str, list[RecordingSink]] = {name: [] for name in sequences}
     armed_at = rng.choice((0, rng.randrange(30)))
     for number in range(1000):
         fault.is_armed = number >= armed_at
@@ -161,7 +156,7 @@ def converse(engine: TorchEngine, rng: random.Random, fault: Fault) -> dict[str,
             has_ended = any(sink.result is not None and sink.result.end is TurnEnd.ERROR for sink in said)
             is_idle = not has_ended and (not said or said[-1].result is not None)
             if is_idle and len(said) < len(TURNS[name]) and rng.random() < 0.5:
-                said.append(Sink())
+                said.append(RecordingSink())
                 sequences[name].turn(TURNS[name][len(said) - 1], LIMITS, said[-1])
         worked = engine.step()
         engine.check_integrity()
@@ -191,7 +186,7 @@ def check(make: Callable[[], StepRunner], inject: Inject, seed: int, times: int)
         if ends[-1] != TurnResult(TurnEnd.LENGTH):
             assert ends[-1] == TurnResult(TurnEnd.ERROR, error=SEQUENCE_FAILED_SENTENCE)
     assert engine.healthy and engine.stats().sessions == 0 and engine.stats().kv_tokens_used == 0
-    again = Sink()
+    again = RecordingSink()
     engine.open("victim", SPECS["victim"], 160).turn(TURNS["victim"][0], LIMITS, again)
     while engine.step():
         engine.check_integrity()
@@ -229,7 +224,7 @@ def test_the_same_of_steps_that_run_ahead(place: str) -> None:
 def test_a_fault_on_a_device_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it left there is unknown, and not tried again."""
     runner = graph_runner()
-    engine, sinks, launched = engine_of(runner), [Sink(), Sink()], list[int]()
+    engine, sinks, launched = engine_of(runner), [RecordingSink(), RecordingSink()], list[int]()
     for number, sink in enumerate(sinks):
         engine.open(str(number), SamplingSpec(), 100).turn([SPACE.sos, number], LIMITS, sink)
     engine.step()
@@ -248,7 +243,7 @@ def test_a_fault_on_a_device_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_engine_that_computes_nothing_at_all_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even with a single sequence, which then was not at fault."""
     runner = plain_runner()
-    engine, sink = engine_of(runner), Sink()
+    engine, sink = engine_of(runner), RecordingSink()
     engine.open("a", SamplingSpec(), 100).turn([SPACE.sos, 1], LIMITS, sink)
 
     def fail(*arguments: object) -> None:

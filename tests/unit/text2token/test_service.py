@@ -587,11 +587,10 @@ def test_messages_tell_the_character_that_the_engine_attends_to(
         texts.extend(number for number in append_ids if number < SPACE.text_vocab_size)
 
         class Attending:
-            def on_ids(self, ids: Sequence[int]) -> None:
+            def on_ids(self, ids: Sequence[int], texts_left: int | None = None) -> None:
                 for number in ids:
                     places.append(min(len(places) // 2, len(texts) - 1))
-                    sink.on_texts_left(len(texts) - 1 - places[-1])
-                    sink.on_ids([number])
+                    sink.on_ids([number], len(texts) - 1 - places[-1])
 
             def on_end(self, result: TurnResult) -> None:
                 sink.on_end(result)

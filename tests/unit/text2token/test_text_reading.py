@@ -39,11 +39,10 @@ class Sink:
     left: list[int] = field(default_factory=list)
     ended: bool = False
 
-    def on_texts_left(self, count: int) -> None:
-        self.left.append(count)
-
-    def on_ids(self, ids: Sequence[int]) -> None:
+    def on_ids(self, ids: Sequence[int], texts_left: int | None = None) -> None:
         self.ids += ids
+        if texts_left is not None:
+            self.left.append(texts_left)
 
     def on_end(self, result: TurnResult) -> None:
         self.ended = True

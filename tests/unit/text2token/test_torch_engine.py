@@ -159,7 +159,7 @@ def test_a_sink_may_wait_for_another_thread_that_asks_the_engine() -> None:
         answered.set()
 
     class Asking(RecordingSink):
-        def on_ids(self, ids: Sequence[int]) -> None:
+        def on_ids(self, ids: Sequence[int], texts_left: int | None = None) -> None:
             super().on_ids(ids)
             asker = threading.Thread(target=ask, daemon=True)
             asker.start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -101,7 +100,8 @@ def start(**changes: Any) -> LanguageModelStart:
 def test_speech_tokens_survive_the_hop(token_ids: list[int], text_consumed: int, reason: FinishReason | None) -> None:
     attended = text_consumed if text_consumed % 2 else None
     message = SpeechTokens(tuple(token_ids), text_consumed, reason, reason is None, text_consumed + 3, text_consumed, attended)
-    message = replace(message, breaks=tuple(SpeechBreak(place, 8, 100 * place) for place in range(len(token_ids) // 8)))
+    breaks = tuple(SpeechBreak(place, 8, 100 * place) for place in range(len(token_ids) // 8))
+    message = message._replace(breaks=breaks)
     assert speech_tokens(speech_token_values(message)) == message
 
 
