@@ -36,7 +36,7 @@ boundary is a number of spoken tokens; a hop up to it takes the flow's 3 lookahe
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bistream.config import RuntimeConfig
 from bistream.families.audio_format import AudioFormat
@@ -160,11 +160,20 @@ class HopPolicy:
         return progress.playback_buffer_s - self._urgent_s(progress) + _INSTANT_S if self._may_be_cut(progress) else None
 
     def wanted_tokens(self, progress: HopProgress) -> int:
-        """Tokens still missing for the next hop; a chunk if there are enough already, as nothing waits for more."""
+        """Tokens still missing for the next hop, or for the one after it if that is due; a chunk if there are enough for both."""
+        missing = self._missing_tokens(progress)
+        if missing <= 0 and not progress.sent_tokens and not self._may_begin(progress):
+            return 1  # which shows that the next block has begun
+        if missing <= 0:
+            missing = self._missing_tokens(replace(progress, sent_tokens=progress.sent_tokens + self._target(progress)))
+        return missing if missing > 0 else self.audio_format.chunk_tokens
+
+    def _missing_tokens(self, progress: HopProgress) -> int:
+        """For the next hop; 0 or less: none."""
         missing = self._target(progress) - progress.pending_tokens
         if progress.chunks_join and missing > 0:
-            missing = (missing - 1) % self.audio_format.chunk_tokens + 1  # the hop may go out without the other chunks
-        return missing if missing > 0 else self.audio_format.chunk_tokens
+            return (missing - 1) % self.audio_format.chunk_tokens + 1  # the hop may go out without the other chunks
+        return missing
 
     @property
     def withheld_s(self) -> float:

@@ -1,8 +1,8 @@
 """Buffers the speech tokens of one session until the calling model requests them.
 
 An answer costs both processes about as much time as a step of the language model. So the messages of a session are collected here, and
-a request for tokens is answered when that is useful: as many as it wants have arrived, or no more will come for now. Thread-safe; used
-by the ``model.py`` of ``llm_bistream``.
+a request for tokens is answered when that is useful: as many as it wants have arrived, or a break, or no more will come for now.
+Thread-safe; used by the ``model.py`` of ``llm_bistream``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from bistream.types import FinishReason, SpeechBreak, SpeechTokens
 Message = SpeechTokens | BistreamError
 Answer = Callable[[Message], None]
 
-HOLD_S = 0.05  # at least: a slow language model's tokens go out as they come to a listener short of audio
-_HOLD_SHARE = 0.5  # of what a listener has
-
 
 class TokenMailbox:
     """``post`` is the sink of a session. An answer is one message: all tokens received so far, or the error that ended the session."""
@@ -34,14 +31,13 @@ class TokenMailbox:
         self._lock = threading.Lock()
         self._token_ids: list[int] = []
         self._breaks: list[SpeechBreak] = []  # among them
-        self._oldest_at = 0.0  # when the first of them arrived
         self._is_resting = False
         self._rest_is_told = False
         self._last = SpeechTokens(())  # message
         self._finish_reason: FinishReason | None = None
         self._error: BistreamError | None = None
         self._waiting: Answer | None = None
-        self._wanted_tokens, self._hold_s = 1, HOLD_S  # of the waiting request
+        self._wanted_tokens = 1  # by the waiting request
         self._drained = False
 
     @property
@@ -64,8 +60,6 @@ class TokenMailbox:
             if isinstance(message, BistreamError):
                 self._error = message
             else:
-                if not self._token_ids:
-                    self._oldest_at = self._clock()
                 if self._first_token_at is None and message.token_ids:
                     self._first_token_at = self._clock()
                 if message.breaks:
@@ -81,18 +75,17 @@ class TokenMailbox:
         if answer is not None and taken is not None:
             answer(taken)
 
-    def take(self, answer: Answer, wanted_tokens: int = 1, slack_s: float | None = None) -> None:
-        """``answer`` is called once, now or by a later ``post``: with at least ``wanted_tokens``, fewer when no more come for
-        now (none, where only that is news) or the oldest has waited for half of ``slack_s``, the audio that the listener has.
+    def take(self, answer: Answer, wanted_tokens: int = 1) -> None:
+        """``answer`` is called once, now or by a later ``post``: with at least ``wanted_tokens``, fewer at a break, or when no more come
+        for now (none, where only that is news).
 
-        Raises ``UnknownSessionError`` after the end, ``InvalidInputError``
-        while another request is waiting."""
+        Raises ``UnknownSessionError`` after the end, ``InvalidInputError`` while another request is waiting."""
         with self._lock:
             if self._drained:
                 raise UnknownSessionError("This session has ended and its last message was taken; start another one.")
             if self._waiting is not None:
                 raise InvalidInputError("A request for this session's tokens is already waiting; wait for its answer.")
-            self._wanted_tokens, self._hold_s = wanted_tokens, max(HOLD_S, _HOLD_SHARE * (slack_s or 0.0))
+            self._wanted_tokens = wanted_tokens
             if self._first_hop_lacks is None:
                 self._first_hop_lacks = wanted_tokens
             taken = self._taken()
@@ -125,5 +118,4 @@ class TokenMailbox:
             self._on_first_hop = None
 
     def _is_enough(self) -> bool:
-        held_s = self._clock() - self._oldest_at
-        return len(self._token_ids) >= self._wanted_tokens or self._is_resting or self._error is not None or held_s >= self._hold_s
+        return len(self._token_ids) >= self._wanted_tokens or self._is_resting or bool(self._breaks) or self._error is not None

@@ -118,7 +118,7 @@ class TritonPythonModel(SiblingModel):
         slack_s, wanted, waiting = inputs.value("slack_s"), inputs.value("wanted_tokens") or 1, mailbox.num_tokens
         if slack_s is not None:  # the caller does not know of the tokens that wait here
             self._service.demand(session_id, slack_s + waiting / self._service.tokens_per_second, wanted - waiting)
-        mailbox.take(answer, wanted, slack_s)
+        mailbox.take(answer, wanted)
 
     def _drop_old_mailboxes(self) -> None:
         """Drop drained mailboxes and, beyond max_sessions, the oldest finished ones that were never drained."""

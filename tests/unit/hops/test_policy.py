@@ -67,15 +67,25 @@ def test_a_hop_takes_available_tokens_and_few_enough_of_them(progress: HopProgre
         assert not POLICY.is_flush(progress, count), "an interleaved text is never flushed"
 
 
+def due_hops(progress: HopProgress) -> list[int]:
+    """The next hop and the one after it, as far as they are due."""
+    hops: list[int] = []
+    while len(hops) < 2 and (count := POLICY.next_hop(progress)) is not None:
+        hops.append(count)
+        progress = dataclasses.replace(progress, sent_tokens=progress.sent_tokens + count)
+    return hops
+
+
 @given(progresses())
-def test_wanted_tokens_are_what_the_next_hop_lacks(progress: HopProgress) -> None:
-    wanted = POLICY.wanted_tokens(progress)
-    ready = dataclasses.replace(
-        progress, has_ended=False, is_resting=False, received_tokens=progress.received_tokens + wanted, next_block_s=0.0
-    )
-    assert wanted > 0 and POLICY.next_hop(ready) is not None
-    if wanted != CHUNK_TOKENS:
-        assert POLICY.next_hop(dataclasses.replace(ready, received_tokens=ready.received_tokens - 1)) is None
+def test_wanted_tokens_are_what_the_next_hop_lacks_and_fewer_make_none(progress: HopProgress) -> None:
+    progress = dataclasses.replace(progress, has_ended=False, is_resting=False)
+
+    def later(tokens: int) -> HopProgress:
+        return dataclasses.replace(progress, received_tokens=progress.received_tokens + tokens)
+
+    wanted, due = POLICY.wanted_tokens(progress), due_hops(progress)
+    assert wanted > 0 and (len(due) == 2 or due_hops(dataclasses.replace(later(wanted), next_block_s=0.0)) != due)
+    assert all(due_hops(later(tokens)) == due for tokens in range(1, wanted))
 
 
 @given(progresses())

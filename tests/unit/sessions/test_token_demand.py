@@ -34,11 +34,12 @@ def pacing(tokens: int, offline: bool = False, speed: float = 1.0) -> HopPacing:
     return made
 
 
-@pytest.mark.parametrize("tokens", [0, 5, 18, 100])
-def test_before_the_first_audio_the_slack_is_that_of_the_tokens(tokens: int) -> None:
+@pytest.mark.parametrize(("tokens", "wanted"), [(0, 18), (5, 13), (18, 10), (25, 3), (28, 25), (100, 25)])
+def test_before_the_first_audio_the_slack_is_that_of_the_tokens(tokens: int, wanted: int) -> None:
+    """And wanted is what the first hop, of 15 tokens, or the second one, of 10, lacks with its lookahead."""
     demand = pacing(tokens).wanted_tokens(10.0)
     assert demand.slack_s == pytest.approx(tokens / 25)
-    assert int(demand) == (18 - tokens if tokens < 18 else 25)
+    assert int(demand) == wanted
 
 
 @pytest.mark.parametrize("speed", [0.5, 1.25, 2.0])
