@@ -25,7 +25,7 @@ from tritonclient.utils import InferenceServerException
 
 from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.exchange import Chunk, Heard, Request, SessionExchange
-from bistream.client.inquiry import GrpcInquiry, parameters_of
+from bistream.client.inquiry import Inquiry, parameters_of
 from bistream.client.known_voices import KnownVoices
 from bistream.client.opening import SessionStarts, later_piece
 from bistream.client.translation import infer_input, stream_error
@@ -67,7 +67,7 @@ class BistreamClient(SessionStarts["ClientSession"]):
     def sample_rate(self) -> int:
         """Samples per second of the server's audio, which it is asked once. Raises ``BistreamError`` and ``ConnectionError``."""
         if self._sample_rate is None:
-            inquiry = GrpcInquiry(self.address, self.security, self.silence_timeout_s)
+            inquiry = Inquiry(self.address, self.security, self.silence_timeout_s)
             self._sample_rate = sample_rate_of(parameters_of(inquiry.config(self.model_name)))
         return self._sample_rate
 

@@ -9,8 +9,11 @@ Exit codes: 0 spoken, 1 the server refused or failed, 2 wrong usage, 3 no connec
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import sys
+import urllib.error
+import urllib.request
 from typing import Any
 
 import numpy as np
@@ -19,9 +22,9 @@ from numpy.typing import NDArray
 from bistream.client.audio import WavWriter, read_reference
 from bistream.client.connection import INSECURE, ClientSecurity, add_security_arguments, security_of
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
-from bistream.client.inquiry import HttpInquiry, parameters_of
+from bistream.client.inquiry import parameters_of
 from bistream.client.opening import START_ARGUMENTS
-from bistream.client.server_errors import WrongCallError
+from bistream.client.server_errors import WrongCallError, server_error
 from bistream.client.translation import no_answer
 from bistream.client.voice_options import GENERATION_OPTIONS, LABELS, add_cross_lingual, add_options, check_voice, given_inputs, refusal
 from bistream.contract.audio import sample_rate_of
@@ -56,10 +59,54 @@ def _input(field: Field, value: Any) -> dict[str, Any]:
     return {"name": field.name, "shape": [1, len(row)], "datatype": field.datatype, "data": row if field.datatype == "BYTES" else [row]}
 
 
+class _HttpModel:
+    """One model of a server, over HTTP. Both calls raise ``BistreamError`` and ``ConnectionError``."""
+
+    def __init__(self, server: str, name: str, timeout_s: float, security: ClientSecurity) -> None:
+        self._server = server if "://" in server else f"{'https' if security.tls else 'http'}://{server}"
+        self._name = name
+        self._security = security
+        self._timeout_s = timeout_s
+
+    def config(self) -> dict[str, Any]:
+        return self._json("/config")
+
+    def infer(self, body: bytes) -> dict[str, Any]:
+        """body: JSON."""
+        return self._json("/infer?request_id=0", body)
+
+    def _json(self, path: str, body: bytes | None = None) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self._call(path, body)))
+        except urllib.error.HTTPError as error:
+            raise server_error(_message(error)) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise no_answer(self._server, str(getattr(error, "reason", error))) from None
+        except (ValueError, TypeError):
+            raise no_answer(self._server, "its answer is no JSON object") from None
+
+    def _call(self, path: str, body: bytes | None) -> bytes:
+        request = urllib.request.Request(
+            f"{self._server}/v2/models/{self._name}{path}", data=body, headers={"Content-Type": "application/json"}
+        )
+        for name, value in self._security.headers().items():
+            request.add_unredirected_header(name, value)  # another host must not get the key
+        with urllib.request.urlopen(request, timeout=self._timeout_s, context=self._security.tls_context()) as response:
+            answer: bytes = response.read()
+            return answer
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read())["error"])
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
+        return f"The server answered with status {error.code}."
+
+
 def synthesize(server: str, model_name: str, body: bytes, timeout_s: float, security: ClientSecurity = INSECURE) -> NDArray[np.float32]:
     """float32 [N]. Raises ``BistreamError`` and ``ConnectionError``."""
     try:
-        answer = HttpInquiry(server, security, timeout_s).infer(model_name, body)
+        answer = _HttpModel(server, model_name, timeout_s, security).infer(body)
     except WrongCallError:  # the server's words are about calls, of which this client has only one
         raise WrongCallError("The model streams on this server; use `bistream say`, or serve it with `bash run.sh 2 3 offline`.") from None
     try:
@@ -98,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         waveform = synthesize(options.server, options.model_name, body, options.timeout, security)
         with WavWriter(options.output) as wav:
-            config = HttpInquiry(options.server, security, options.timeout).config(options.model_name)
+            config = _HttpModel(options.server, options.model_name, options.timeout, security).config()
             wav.sample_rate = sample_rate_of(parameters_of(config))
             wav.write(waveform)
     except BistreamError as error:

@@ -29,7 +29,7 @@ from bistream.checkpoints.model_card import read_model_card
 from bistream.client.client import BistreamClient
 from bistream.client.connection import add_security_arguments, security_of
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_OK, EXIT_USAGE, fail
-from bistream.client.inquiry import GrpcInquiry, parameters_of
+from bistream.client.inquiry import Inquiry, parameters_of
 from bistream.client.voice_options import check_voice
 from bistream.config import RuntimeConfig
 from bistream.contract.fields import COSYVOICE2_BISTREAM
@@ -140,7 +140,7 @@ def known_of_model(model_dir: Path) -> tuple[frozenset[str], dict[str, Any]]:
 
 
 def known_of_server(options: argparse.Namespace) -> tuple[frozenset[str], dict[str, Any]]:
-    parameters = parameters_of(GrpcInquiry(options.server, options.security, 60.0).config(COSYVOICE2_BISTREAM.name))
+    parameters = parameters_of(Inquiry(options.server, options.security, 60.0).config(COSYVOICE2_BISTREAM.name))
     languages = frozenset(filter(None, parameters.get("languages", "").split(",")))
     return languages, {"model": options.server, "family": parameters.get("model_family", ""), "packages": versions("numpy", "soundfile")}
 

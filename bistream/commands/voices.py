@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bistream.checkpoints.files import family_of
 from bistream.client.connection import add_security_arguments, security_of
-from bistream.client.inquiry import GrpcInquiry
+from bistream.client.inquiry import Inquiry
 from bistream.contract.checks import GENDERS, LEVELS
 from bistream.errors import BistreamError
 from bistream.text2token.one_table.prompts import Labels
@@ -136,7 +136,7 @@ def _list(options: argparse.Namespace, registry: VoiceRegistry) -> None:
 
 def _list_of_server(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     try:
-        voices = GrpcInquiry(options.server, security_of(parser, options), SERVER_TIMEOUT_S).voices()
+        voices = Inquiry(options.server, security_of(parser, options), SERVER_TIMEOUT_S).voices()
     except BrokenPipeError:  # of the standard output
         raise
     except (BistreamError, ConnectionError) as error:

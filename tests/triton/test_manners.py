@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bistream.client.connection import INSECURE
-from bistream.client.inquiry import GrpcInquiry
+from bistream.client.inquiry import Inquiry
 from bistream.contract.voices import ListedVoice
 from tests.formats import SAMPLES_PER_TOKEN
 from tests.triton.conftest import WAIT_TIMEOUT_S
@@ -46,7 +46,7 @@ def test_text_in_pieces_as_instructed(grpc_url: str, reference_wav: NDArray[np.f
 
 
 def test_the_voices_are_listed_by_name(grpc_url: str) -> None:
-    voices = GrpcInquiry(grpc_url, INSECURE, WAIT_TIMEOUT_S).voices()
+    voices = Inquiry(grpc_url, INSECURE, WAIT_TIMEOUT_S).voices()
     assert ListedVoice(PRESET, "preset") in voices and not any(voice.is_default for voice in voices[1:])
 
 

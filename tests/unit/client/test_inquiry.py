@@ -1,4 +1,4 @@
-"""``bistream health``, ``info`` and ``stats`` against a gate, over both of its doors."""
+"""``bistream health``, ``info`` and ``stats`` against a gate."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def rig() -> Iterator[GateRig]:
         yield made
 
 
-@pytest.fixture(params=["grpc", "http"])
-def server(request: pytest.FixtureRequest, rig: GateRig) -> list[str]:
-    return ["--server", rig.grpc_url] if request.param == "grpc" else ["--http", "--server", rig.http_url]
+@pytest.fixture
+def server(rig: GateRig) -> list[str]:
+    return ["--server", rig.grpc_url]
 
 
 def test_health_of_a_server_and_its_models(server: list[str], capsys: pytest.CaptureFixture[str]) -> None:
