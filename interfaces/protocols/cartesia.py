@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bistream.client.spoken_words import WORD, SpokenWord, SpokenWords
 from bistream.errors import BistreamError, BusyError, InvalidInputError, UnknownSpeakerError
 from interfaces.audio.formats import cartesia_format
 from interfaces.core.lexicons import Lexicons
@@ -21,7 +22,6 @@ from interfaces.core.values import Values, instructed
 from interfaces.protocols.actions import POLICY_VIOLATION, Action, Append, Cancel, Close, End, Flush, Made, Open, Send
 from interfaces.protocols.cartesia_tags import CartesiaTags
 from interfaces.protocols.messages import JsonProtocol, name_in, name_or_none, number_in, object_in, reading_in, text_in
-from interfaces.protocols.words import Word, WordTimes
 from interfaces.settings import InterfaceLimits
 
 MAX_REMEMBERED = 64  # contexts that have failed or were cancelled
@@ -32,7 +32,7 @@ _PARTIAL, _COMPLETE = 206, 200
 class _Context:
     name: str
     speech: str
-    words: WordTimes | None  # None: not asked for
+    words: SpokenWords | None  # None: not asked for
     tags: CartesiaTags
     characters: int = 0  # received
     flush_id: int = 1  # of the audio that comes now
@@ -44,7 +44,7 @@ class _Context:
         if (words := self.words) is not None:
             for item in items:
                 if isinstance(item, str):
-                    words.append(item)
+                    words.text += item
                 else:
                     words.cut()
         return items
@@ -114,7 +114,7 @@ class Cartesia(JsonProtocol):
         audio_format = cartesia_format(object_in(values, "output_format"), is_raw=True)
         options, gain = cartesia_values(values)
         options |= cartesia_reading(values, self._lexicons)
-        words = WordTimes() if values.get("add_timestamps") else None
+        words = SpokenWords(pattern=WORD) if values.get("add_timestamps") else None
         context = _Context(name, f"{self._count + 1}", words, CartesiaTags(options))
         return context, Open(context.speech, cartesia_voice(values), audio_format, options, gain)
 
@@ -146,7 +146,7 @@ class Cartesia(JsonProtocol):
             data = base64.b64encode(made.data).decode("ascii")
             sent.append(context.message("chunk", data=data, flush_id=context.flush_id))
         if context.words is not None:
-            sent += _timestamps(context, context.words.next(made.duration_ms, made.position))
+            sent += _timestamps(context, context.words.push(made.position, made.duration_ms / 1000))
         return sent
 
     def flushed(self, speech: str) -> Sequence[Action]:
@@ -194,13 +194,13 @@ def cartesia_reading(values: dict[str, Any], lexicons: Lexicons) -> Values:
     return lexicons.added_to(reading_in(values), [] if name is None else [name])
 
 
-def _timestamps(context: _Context, words: list[Word]) -> list[Action]:
+def _timestamps(context: _Context, words: list[SpokenWord]) -> list[Action]:
     if not words:
         return []
     times = {
         "words": [word.text for word in words],
-        "start": [round(word.begin_ms / 1000, 3) for word in words],
-        "end": [round(word.end_ms / 1000, 3) for word in words],
+        "start": [round(word.begin_s, 3) for word in words],
+        "end": [round(word.end_s, 3) for word in words],
     }
     return [context.message("timestamps", word_timestamps=times, flush_id=context.flush_id)]
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bistream.client.spoken_words import WORD, SpokenWord, SpokenWords
 from bistream.contract.lexicon import written_lexicon
 from bistream.errors import BistreamError, InvalidInputError
 from interfaces.audio.formats import OutputFormat, dashscope_format
 from interfaces.core.values import Values, instructed
 from interfaces.protocols.actions import POLICY_VIOLATION, Action, Append, Cancel, Close, End, Flush, Made, Open, Send
 from interfaces.protocols.messages import JsonProtocol, name_in, name_or_none, number_in, object_in, objects_in, text_in
-from interfaces.protocols.words import Word, WordTimes
 
 MAX_VOLUME, DEFAULT_VOLUME = 100, 50
 
@@ -30,8 +30,8 @@ class _Sentence:
     text: str = ""
     is_flushed: bool = False
     is_begun: bool = False  # its first audio was announced
-    times: WordTimes | None = None
-    words: list[Word] = field(default_factory=list)
+    times: SpokenWords | None = None
+    words: list[SpokenWord] = field(default_factory=list)
 
 
 @dataclass
@@ -57,7 +57,7 @@ class _Task:
         sentence.text += text
         self.characters += len(text)
         if sentence.times is not None:
-            sentence.times.append(text)
+            sentence.times.text += text
 
 
 class DashScope(JsonProtocol):
@@ -140,13 +140,13 @@ class DashScope(JsonProtocol):
             sentence.is_begun = True
             events.append(_result(task.task_id, "sentence-begin", sentence.index, original_text=sentence.text))
             if task.has_words:
-                sentence.times = WordTimes(task.audio_ms)
-                sentence.times.append(sentence.text)
+                sentence.times = SpokenWords(task.audio_ms / 1000, WORD)
+                sentence.times.text = sentence.text
         task.audio_ms += made.duration_ms
         if made.data:
             events += [_result(task.task_id, "sentence-synthesis", sentence.index), Send(made.data)]
         if sentence.times is not None:
-            sentence.words += sentence.times.next(made.duration_ms, made.position - sentence.begins)
+            sentence.words += sentence.times.push(made.position - sentence.begins, made.duration_ms / 1000)
         return events
 
     def flushed(self, speech: str) -> Sequence[Action]:
@@ -221,14 +221,16 @@ def _event(task_id: str, name: str, payload: dict[str, Any] | None = None) -> Se
     return Send({"header": {"task_id": task_id, "event": name, "attributes": {}}, "payload": payload or {}})
 
 
-def _result(task_id: str, kind: str, index: int, words: Sequence[Word] = (), more: dict[str, Any] | None = None, **fields: Any) -> Send:
+def _result(
+    task_id: str, kind: str, index: int, words: Sequence[SpokenWord] = (), more: dict[str, Any] | None = None, **fields: Any
+) -> Send:
     told = [
         {
             "text": word.text,
             "begin_index": word.begin,
             "end_index": word.end,
-            "begin_time": round(word.begin_ms),
-            "end_time": round(word.end_ms),
+            "begin_time": round(1000 * word.begin_s),
+            "end_time": round(1000 * word.end_s),
         }
         for word in words
     ]

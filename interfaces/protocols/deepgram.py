@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bistream.client.word_times import WORD
+from bistream.client.spoken_words import WORD
 from bistream.contract.checks import is_speakable
 from bistream.errors import BistreamError, BusyError, InvalidInputError
 from interfaces.audio.formats import OutputFormat

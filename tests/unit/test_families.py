@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 
 from bistream.checkpoints.files import family_of, family_of_names
 from bistream.checkpoints.listing import missing_files
-from bistream.client.exchange import Chunk
 from bistream.client.say import main
-from bistream.client.word_times import word_times
 from bistream.families.audio_format import AudioFormat
 from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.families.cosyvoice3 import COSYVOICE3
@@ -169,10 +167,3 @@ def test_a_client_plays_what_it_hears_at_the_rate_that_the_server_tells(tmp_path
         server.stop()
     with wave.open(str(output)) as written:
         assert (written.getframerate(), written.getnframes()) == (OTHER.sample_rate, OTHER.sample_rate // 2)
-
-
-@given(st.integers(1, 20))
-def test_words_have_their_times_at_any_rate(tenths: int) -> None:
-    chunk = Chunk(np.zeros(tenths * OTHER.sample_rate // 10, np.float32), 0, 1, 0.0, 1)
-    (word,) = word_times("a", [chunk], OTHER.sample_rate)
-    assert word.end_s == pytest.approx(tenths / 10)

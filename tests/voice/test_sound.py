@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from bistream.checkpoints.reader import read_config
+from bistream.client.spoken_words import WORD, SpokenWords
 from bistream.config import RuntimeConfig
 from bistream.evaluation.seam_meter import joints_of, measure_seams
 from bistream.local import LocalPipeline, VoiceChoice
@@ -29,7 +30,6 @@ from interfaces.audio.formats import OutputFormat
 from interfaces.core.speech import Audio, Flushed
 from interfaces.protocols.actions import Made
 from interfaces.protocols.alignment import Alignment
-from interfaces.protocols.words import WordTimes
 from interfaces.web.conversation import encoded
 from tests.formats import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SAMPLE_RATE
 from tests.voice.conftest import VOICE_DIR
@@ -184,11 +184,11 @@ def character_ends(text: str, made: list[Made]) -> list[float]:
 
 def word_ends(text: str, made: list[Made]) -> list[float]:
     """Of each word, as Cartesia's and DashScope's clients are told."""
-    times, words = WordTimes(), []
-    times.append(text)
+    times, words = SpokenWords(pattern=WORD), []
+    times.text = text
     for one in made:
-        words += times.next(one.duration_ms, one.position)
-    return [word.end_ms / 1000 for word in [*words, *times.finish()]]
+        words += times.push(one.position, one.duration_ms / 1000)
+    return [word.end_s for word in [*words, *times.finish()]]
 
 
 def test_words_and_characters_are_heard_when_clients_are_told(chunks: list[list[AudioChunk]], aligned: list[Places]) -> None:

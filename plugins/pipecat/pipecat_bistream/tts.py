@@ -39,14 +39,14 @@ class _Turn:
     began_at: float | None = None
     spoken_s: float = 0.0
 
-    def play(self, duration_s: float) -> tuple[float, float]:
-        """When audio that has just come begins and ends, after a pause later than the audio before it ends."""
+    def play(self, duration_s: float) -> float:
+        """When audio that has just come begins, after a pause later than the audio before it ends."""
         now = time.monotonic()
         if self.began_at is None:
             self.began_at = now
         begin_s = max(self.spoken_s, now - self.began_at)
         self.spoken_s = begin_s + duration_s
-        return begin_s, self.spoken_s
+        return begin_s
 
 
 class BistreamTTSService(TTSService):
@@ -154,13 +154,16 @@ class BistreamTTSService(TTSService):
             if self._turns.get(context_id) is not turn:
                 return
             sample_rate = await self._client.sample_rate()
-            begin_s, end_s = turn.play(spoken.waveform.size / sample_rate)
+            duration_s = spoken.waveform.size / sample_rate
+            begin_s = turn.play(duration_s)
             audio = await resampler.resample(pcm16(spoken.waveform), sample_rate, self.sample_rate)
             if audio:
                 await self.append_to_audio_context(context_id, TTSAudioRawFrame(audio, self.sample_rate, 1, context_id=context_id))
             position = spoken.text_position if self._tells_estimates else spoken.text_consumed
-            await self._tell(context_id, turn.words.push(turn.utterance.text, position, begin_s, end_s))
-        await self._tell(context_id, turn.words.finish(turn.utterance.text))
+            turn.words.text = turn.utterance.text
+            await self._tell(context_id, turn.words.push(position, duration_s, begin_s))
+        turn.words.text = turn.utterance.text
+        await self._tell(context_id, turn.words.finish())
 
     async def _tell(self, context_id: str, words: list[SpokenWord]) -> None:
         for word in words:

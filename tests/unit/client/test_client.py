@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from bistream.client.client import BistreamClient
 from bistream.client.exchange import Heard
 from bistream.client.server_errors import NotServedError
 from bistream.client.translation import infer_input
-from bistream.client.word_times import WordTime, word_times
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError
 from tests.unit.client.fake_server import Received, Serve, Speaker, Speakers, Stream
@@ -101,18 +99,10 @@ def test_cancel_is_sent_and_ends_the_session(serve: Serve, connect: Connect) -> 
     assert server.received[-1].flag("is_cancel")
 
 
-def rounded(times: list[WordTime]) -> list[tuple[str, float, float]]:
-    return [(time.word, round(time.begin_s, 6), round(time.end_s, 6)) for time in times]
-
-
-def test_positions_come_with_the_audio_and_give_times_of_words(serve: Serve) -> None:
+def test_positions_come_with_the_audio(serve: Serve) -> None:
     with BistreamClient(serve(Speaker()).address).start(speaker_id="anna", text="a b 你好", is_end=True) as session:
         (chunk,) = session
     assert (chunk.text_consumed, chunk.text_position, session.heard) == (1, 2, None)
-    chunks = [replace(chunk, text_position=position) for position in (2, 2, 6)]
-    assert rounded(word_times("a b 你好", chunks, 24_000)) == [("a", 0.0, 0.1), ("b", 0.2, 0.225), ("你", 0.25, 0.275), ("好", 0.275, 0.3)]
-    assert rounded(word_times("a b 你好", chunks[:1], 24_000)) == [("a", 0.0, 0.05)]
-    assert word_times("a", [replace(chunk, text_position=None)], 24_000) == []
 
 
 def test_closing_early_ends_the_stream(serve: Serve, connect: Connect) -> None:

@@ -2,34 +2,77 @@
 
 from __future__ import annotations
 
+import re
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.client.spoken_words import SpokenWord, SpokenWords
+from bistream.client.spoken_words import WORD, SpokenWord, SpokenWords
 
 TEXTS = st.text(st.sampled_from("ab cd, .你好，。\n1"), max_size=60)
+PATTERNS = st.sampled_from([None, WORD])
 
 
-@given(TEXTS, st.data())
-def test_words_are_the_text_in_order_of_time(text: str, data: st.DataObject) -> None:
-    words, found, received, position, clock_s = SpokenWords(), list[SpokenWord](), 0, 0, 0.0
+def made(pattern: re.Pattern[str] | None, begin_s: float = 0.0) -> SpokenWords:
+    return SpokenWords(begin_s) if pattern is None else SpokenWords(begin_s, pattern)
+
+
+@given(TEXTS, PATTERNS, st.data())
+def test_words_are_the_text_in_order_of_time(text: str, pattern: re.Pattern[str] | None, data: st.DataObject) -> None:
+    begin_s = clock_s = data.draw(st.floats(0, 2))
+    words, found, position = made(pattern, begin_s), list[SpokenWord](), 0
     for _ in range(data.draw(st.integers(0, 6))):
-        received = data.draw(st.integers(received, len(text)))
-        position = data.draw(st.integers(position, received))
-        begin_s = clock_s + data.draw(st.floats(0, 2))
-        clock_s = begin_s + data.draw(st.floats(0.04, 2))
-        new = words.push(text[:received], position, begin_s, clock_s)
-        assert len("".join(word.text for word in (*found, *new))) <= position
-        assert all(word.end_s <= clock_s for word in new)
+        words.text = text[: data.draw(st.integers(len(words.text), len(text)))]
+        position = data.draw(st.integers(position, len(words.text)))
+        pause_s, duration_s = data.draw(st.floats(0, 2)), data.draw(st.floats(0.04, 2))
+        new = words.push(position, duration_s, clock_s + pause_s if pause_s else None)
+        clock_s += pause_s + duration_s
+        assert all(word.end <= position and begin_s <= word.begin_s and word.end_s <= clock_s + 1e-9 for word in new)
         found += new
-    found += words.finish(text)
-    assert "".join(word.text for word in found) == text.rstrip()
+    words.text = text
+    found += words.finish()
+    joined = "".join(word.text for word in found)
+    assert joined == ("".join(text.split()) if pattern is WORD else text.rstrip())
+    assert all(text[word.begin : word.end] == word.text.lstrip() for word in found)
     times = [time for word in found for time in (word.begin_s, word.end_s)]
     assert times == sorted(times)
 
 
 def test_a_word_that_may_go_on_is_held_back() -> None:
     words = SpokenWords()
-    assert words.push("Hello wor", 9, 0.0, 0.9) == [SpokenWord("Hello", 0.0, 0.5)]
-    assert words.push("Hello world", 9, 0.9, 1.0) == []
-    assert [word.text for word in words.finish("Hello world")] == [" world"]
+    words.text = "Hello wor"
+    assert words.push(9, 0.9) == [SpokenWord("Hello", 0, 5, 0.0, 0.5)]
+    words.text = "Hello world"
+    assert words.push(9, 0.1) == []
+    assert [word.text for word in words.finish()] == [" world"]
+
+
+def test_a_word_ends_with_its_last_letter() -> None:
+    """The marks behind it are a pause; a mark that stands alone takes its time."""
+    words = SpokenWords(pattern=WORD)
+    words.text = "Yes, 'no'. - ab"
+    found = [*words.push(15, 1.5), *words.finish()]
+    assert [(word.text, round(word.begin_s, 6), round(word.end_s, 6)) for word in found] == [
+        ("Yes,", 0.0, 0.3), ("'no'.", 0.5, 0.8), ("-", 1.1, 1.2), ("ab", 1.3, 1.5)
+    ]  # fmt: skip
+
+
+def test_where_the_voice_stands_still_a_word_ends_before_and_the_next_begins_after() -> None:
+    words = SpokenWords()
+    words.text = "a b 你好"
+    found = [word for position in (1, 1, 2, 6) for word in words.push(position, 0.1)] + words.finish()
+    assert [(word.text, round(word.begin_s, 6), round(word.end_s, 6)) for word in found] == [
+        ("a", 0.0, 0.1), (" b", 0.3, 0.325), (" 你", 0.35, 0.375), ("好", 0.375, 0.4)
+    ]  # fmt: skip
+
+
+def test_a_cut_and_a_settled_text_end_a_word() -> None:
+    words = SpokenWords(pattern=WORD)
+    words.text = "ab"
+    words.cut()
+    assert [word.text for word in words.push(2, 0.2)] == ["ab"]
+    words.text += "cd"
+    assert words.push(4, 0.2) == []
+    assert [word.text for word in words.settle()] == ["cd"]
+    words.text += "ef"
+    assert [word.text for word in words.finish()] == ["ef"]

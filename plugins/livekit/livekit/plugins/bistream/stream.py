@@ -80,14 +80,15 @@ class SynthesizeStream(tts.SynthesizeStream):
         await utterance.end_text()
 
     async def _speak(self, utterance: Utterance, output_emitter: tts.AudioEmitter) -> None:
-        words, second = SpokenWords(), 0.0
+        words = SpokenWords()
         async for spoken in utterance:
-            begin_s, second = second, second + spoken.waveform.size / self._turn_options.sample_rate
+            words.text, duration_s = utterance.text, spoken.waveform.size / self._turn_options.sample_rate
             position = spoken.text_position if self._turn_options.tells_estimates else spoken.text_consumed
             # Before its audio, with whose first frame the framework passes it on.
-            output_emitter.push_timed_transcript([_timed(word) for word in words.push(utterance.text, position, begin_s, second)])
+            output_emitter.push_timed_transcript([_timed(word) for word in words.push(position, duration_s)])
             output_emitter.push(pcm16(spoken.waveform))
-        output_emitter.push_timed_transcript([_timed(word) for word in words.finish(utterance.text)])
+        words.text = utterance.text
+        output_emitter.push_timed_transcript([_timed(word) for word in words.finish()])
         output_emitter.end_segment()
 
 
