@@ -1,6 +1,6 @@
 """The bi-stream and uni-stream layouts: text ids in, turns for the engine out. Pure: no torch, no clock, no threads.
 
-Called by ``text2token.service`` (and by parity tests). The layouts of training, with 5 text and 15 speech tokens per block:
+Called by ``text2token.service``. The layouts of training, with 5 text and 15 speech tokens per block:
 
     bi-stream    sos [5 text][15 speech] [5 text][15 speech] ... [0-4 text] task [remaining speech] eos
     uni-stream   sos [all text] task [all speech] eos
@@ -10,75 +10,56 @@ whole, in either layout, before the first block. After the 15 speech
 tokens of a block the training target is *fill*: a request for more text, never an input. A turn appends the next ids and
 decodes until the block is full (fill, forced by index) or the model samples fill itself, or, after ``task``, samples eos.
 
-Modes of the bi-stream layout:
-
-- ``corrected``: the layout above and nothing else. The ids fed to the model depend on the text (and on the ids that the
-  engine samples), never on where the text was cut or when it arrived.
-- ``reference``: upstream token for token (cosyvoice/llm/llm.py, ``inference_bistream``), for parity tests. It differs:
-  (1) after a fill it takes one block per arriving piece, so text of longer pieces accumulates until the end;
-  (2) if the text ends after a fill, the last id fed (the block's last speech token) is fed again before ``task``;
-  (3) prompt speech without enough text for its blocks is dropped when the text ends;
-  (4) after a prompt whose speech exactly fills its last block, 15 more tokens are decoded without new text;
-  (5) ids that can only be errors stay possible (and raise ``EngineError``): within a block only the first special id is masked, which is
-      eos in CosyVoice2 and sos in CosyVoice3; and the final phase has no length limit;
-  (6) in CosyVoice2 an instruction is prompt text without prompt speech, so its own ids fill blocks: speech is decoded, and heard, before
-      there is any new text. For CosyVoice3 upstream moved it before the blocks (``instruction_ids``);
-  (7) behind an instruction and without prompt speech the first block has no text: 15 tokens are decoded from sos and instruction alone.
+The ids fed to the model depend on the text (and on the ids that the engine samples), never on where the text was cut or when it arrived.
+Upstream's depend on it: ``tests/parity/reference_layouts.py`` has the differences.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnLimits, TurnResult
-from bistream.text2token.layout import UNLIMITED_IDS, LayoutState, Mode, Turn
+from bistream.text2token.layout import LayoutState, Turn
 from bistream.text2token.speech_lengths import SpeechLengths
 from bistream.types import FinishReason
 
 
 class Interleaver(LayoutState):
-    """The bi-stream layout of one session. In reference mode each ``push_text`` is one arriving piece."""
+    """The bi-stream layout of one session."""
 
     def __init__(
         self,
         space: TokenSpace,
         prompt_text_ids: Sequence[int],
         prompt_speech_ids: Sequence[int],
-        mode: Mode = "corrected",
         mix_ratio: tuple[int, int] | None = None,
         max_ids: int | None = None,
         instruction_ids: Sequence[int] = (),
         lengths: SpeechLengths | None = None,
     ) -> None:
         """prompt_speech_ids: in ``TokenSpace`` numbering. mix_ratio: None: the family's. max_ids: positions of the session, None for no
-        limit. instruction_ids: see the module's docstring; CosyVoice2's in reference mode are prompt text."""
-        super().__init__(space, prompt_text_ids, prompt_speech_ids, mode, max_ids, lengths)
+        limit. instruction_ids: see the module's docstring."""
+        super().__init__(space, prompt_text_ids, prompt_speech_ids, max_ids, lengths)
         self._text_block, self._speech_block = mix_ratio or (space.blocks.text_tokens, space.blocks.speech_tokens)
         self._pending: list[int] = [space.sos, *instruction_ids]  # to be appended by the next turn
         self._speech_due = 0  # speech tokens still missing in the open block; 0: the next block needs text
         self._in_final_phase = False
-        self._arrivals: deque[list[int]] = deque()  # reference mode: pieces not yet processed
-
-    def push_text(self, ids: Sequence[int]) -> None:
-        if self.mode == "reference":
-            assert not self._text_ended, "text after the end of the text"
-            self._arrivals.append(list(ids))
-        else:
-            self._add_text(ids)
-
-    def end_text(self) -> None:
-        self._text_ended = True
 
     def next_turn(self) -> Turn | None:
         if self.done or self._turn is not None:
             return None
-        return self._next_turn_of_reference() if self.mode == "reference" else self._next_turn_of_corrected()
+        self._append_prompt_blocks()
+        if not self._prompt_speech:
+            if self._speech_due == 0 and len(self._text) >= self._text_block:
+                self._pending += self._take_text(self._text_block)
+                self._speech_due = self._speech_block
+            if self._speech_due > 0:
+                limits = TurnLimits(self._speech_due, forbidden=self.space.specials_but(self.space.fill), record_on_length=self.space.fill)
+                return self._start_block(limits)
+        return self._start_final_phase() if self._text_ended else None
 
     def turn_ended(self, ids: Sequence[int], result: TurnResult) -> None:
         turn = self._end_turn(ids, result)
-        if self.mode == "reference":
-            self._pending = [ids[-1]] if ids else list(turn.append_ids)  # upstream keeps its last input, see (2)
         if self.done:
             return
         if self._in_final_phase:
@@ -109,19 +90,6 @@ class Interleaver(LayoutState):
         append_ids, self._pending = self._pending, []
         return self._start(append_ids, limits)
 
-    # corrected
-
-    def _next_turn_of_corrected(self) -> Turn | None:
-        self._append_prompt_blocks()
-        if not self._prompt_speech:
-            if self._speech_due == 0 and len(self._text) >= self._text_block:
-                self._pending += self._take_text(self._text_block)
-                self._speech_due = self._speech_block
-            if self._speech_due > 0:
-                limits = TurnLimits(self._speech_due, forbidden=self.space.specials_but(self.space.fill), record_on_length=self.space.fill)
-                return self._start_block(limits)
-        return self._start_final_phase() if self._text_ended else None
-
     def _start_final_phase(self) -> Turn | None:
         """Append the remaining text, ``task`` and, as in training, the remaining prompt speech; decode until eos.
 
@@ -136,46 +104,12 @@ class Interleaver(LayoutState):
         self._pending += [*self._take_text(len(self._text)), self.space.task, *self._take_prompt_speech(len(self._prompt_speech))]
         return self._start_block(TurnLimits(limit, forbidden=self.space.specials_but(self.space.eos)))
 
-    # reference
-
-    def _next_turn_of_reference(self) -> Turn | None:
-        while self._arrivals:
-            self._text.extend(piece := self._arrivals.popleft())
-            self._num_text += len(piece)
-            turn = self._turn_of_arrival()
-            if turn is not None or self.done:
-                return turn
-        if not self._text_ended:
-            return None
-        self._in_final_phase = True
-        self._pending += [*self._take_text(len(self._text)), self.space.task]
-        return self._start_block(TurnLimits(UNLIMITED_IDS))
-
-    def _turn_of_arrival(self) -> Turn | None:
-        self._append_prompt_blocks()
-        if self._prompt_speech:
-            return None
-        forced_at = self._speech_due
-        if self._num_ids > 0 or self._pending == [self.space.sos]:
-            # After a fill, and at the very start, a block of text is needed. One per piece, see (1); and see (7).
-            if len(self._text) < self._text_block:
-                return None
-            block = self._take_text(self._text_block)
-            self._pending = block if self._num_ids > 0 else self._pending + block
-            forced_at = self._speech_block
-        elif forced_at == 0:
-            forced_at = self._speech_block  # see (4)
-        limits = TurnLimits(forced_at, forbidden=frozenset({self.space.first_special}), record_on_length=self.space.fill)  # see (5)
-        return self._start_block(limits)
-
 
 class UnistreamLayout(LayoutState):
     """The uni-stream layout: exactly one turn, started when the text is complete.
 
     2 to 20 speech tokens per new text token (upstream's ``min_token_text_ratio`` and ``max_token_text_ratio``), or less (``lengths``).
     silent_ids: text tokens that need not be spoken and so count for the maximum alone: a text of marks would otherwise be forced to babble.
-    In reference mode every special id stays possible and ends the session like eos; early, only the first of them is masked, which upstream
-    takes for eos: in CosyVoice3 it is sos, so eos may come at once.
     """
 
     def __init__(
@@ -183,31 +117,26 @@ class UnistreamLayout(LayoutState):
         space: TokenSpace,
         prompt_text_ids: Sequence[int],
         prompt_speech_ids: Sequence[int],
-        mode: Mode = "corrected",
         max_ids: int | None = None,
         silent_ids: frozenset[int] = frozenset(),
         lengths: SpeechLengths | None = None,
     ) -> None:
-        super().__init__(space, prompt_text_ids, prompt_speech_ids, mode, max_ids, lengths)
+        super().__init__(space, prompt_text_ids, prompt_speech_ids, max_ids, lengths)
         self._silent_ids = silent_ids
         self._num_silent = 0  # of the new text tokens pushed
 
     def push_text(self, ids: Sequence[int]) -> None:
-        self._add_text(ids)
+        super().push_text(ids)
         self._num_silent += sum(token_id in self._silent_ids for token_id in ids)
-
-    def end_text(self) -> None:
-        self._text_ended = True
 
     def next_turn(self) -> Turn | None:
         if self.done or self._turn is not None or not self._text_ended:
             return None
-        is_reference = self.mode == "reference"
         limits = TurnLimits(
             max_new_ids=self._most_speech,
             min_new_ids=self.space.blocks.min_speech_per_text * (self._num_text - self._num_silent),
-            forbidden=frozenset() if is_reference else self.space.specials_but(self.space.eos),
-            forbidden_early=frozenset({self.space.first_special if is_reference else self.space.eos}),
+            forbidden=self.space.specials_but(self.space.eos),
+            forbidden_early=frozenset({self.space.eos}),
         )
         text = self._take_text(len(self._text))
         return self._start([self.space.sos, *text, self.space.task, *self._take_prompt_speech(len(self._prompt_speech))], limits)

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from bistream.errors import EngineError
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.speech_lengths import SpeechLengths
 from bistream.types import FinishReason
 
-Mode = Literal["corrected", "reference"]
-UNLIMITED_IDS = 1 << 30  # upstream's final phase has no limit of its own
+UNLIMITED_IDS = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -110,12 +109,10 @@ class LayoutState:
         space: TokenSpace,
         prompt_text_ids: Sequence[int],
         prompt_speech_ids: Sequence[int],
-        mode: Mode,
         max_ids: int | None,
         lengths: SpeechLengths | None,
     ) -> None:
         self.space = space
-        self.mode = mode
         self.finish_reason: FinishReason | None = None
         self.num_text_ended = 0
         self.num_speech = 0
@@ -148,12 +145,15 @@ class LayoutState:
     def _num_ids(self) -> int:
         return len(self.ledger)
 
-    def _add_text(self, ids: Sequence[int]) -> None:
+    def push_text(self, ids: Sequence[int]) -> None:
         assert not self._text_ended, "text after the end of the text"
         self._text.extend(ids)
         self._num_text += len(ids)
         if self._lengths is not None:
             self._ordinary += self._lengths.ordinary(ids)
+
+    def end_text(self) -> None:
+        self._text_ended = True
 
     @property
     def _most_speech(self) -> int:

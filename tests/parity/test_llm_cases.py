@@ -1,4 +1,4 @@
-"""All unistream and bistream generations of the reference, token for token, in reference mode.
+"""All unistream and bistream generations of the reference, token for token, with its layouts.
 
 All of them through the torch engine with its cache, and every third also by a dense forward pass over the whole ledger at every step:
 where both fail, the layouts feed other ids.
@@ -20,7 +20,6 @@ from torch import Tensor
 from bistream.errors import EngineError
 from bistream.text2token.engine import EngineSequence, SamplingSpec, TokenSpace, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings
-from bistream.text2token.interleave import Interleaver, UnistreamLayout
 from bistream.text2token.layout import TokenLayout, Turn
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.torch_engine import TorchEngine
@@ -29,6 +28,7 @@ from bistream.types import FinishReason
 from tests.fakes import RecordingSink, ScriptedSampler
 from tests.formats import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN
 from tests.parity import golden
+from tests.parity.reference_layouts import ReferenceInterleaver, ReferenceUnistreamLayout
 
 SETS = golden.SETS
 
@@ -121,10 +121,10 @@ def engine_runner(engine: TorchEngine, sequence: EngineSequence) -> RunTurn:
 def make_layout(title: str, case: dict[str, Any], space: TokenSpace) -> TokenLayout:
     prompt_speech = [space.speech_offset + token for token in case["prompt_speech"]]
     if case["kind"] == "unistream":
-        return UnistreamLayout(space, case["prompt_text"], prompt_speech, mode="reference")
+        return ReferenceUnistreamLayout(space, case["prompt_text"], prompt_speech)
     mix_ratio = SETS[title].language_model().mix_ratio
     instruction, prompt_text = split_prompt(title, case["prompt_text"])
-    return Interleaver(space, prompt_text, prompt_speech, mode="reference", mix_ratio=mix_ratio, instruction_ids=instruction)
+    return ReferenceInterleaver(space, prompt_text, prompt_speech, mix_ratio=mix_ratio, instruction_ids=instruction)
 
 
 def split_prompt(title: str, prompt_text: list[int]) -> tuple[list[int], list[int]]:
@@ -207,7 +207,7 @@ def test_an_id_that_the_reference_raises_for_is_an_engine_error(title: str, in_f
     """Upstream leaves these ids possible and raises ``ValueError: should not get token`` when one is sampled. It masks the first of them
     in a block, which is eos in CosyVoice2 and sos in CosyVoice3, so CosyVoice3 raises for eos."""
     space = model_of(title).space
-    layout = Interleaver(space, [], [], mode="reference")
+    layout = ReferenceInterleaver(space, [], [])
     layout.push_text([1, 2, 3] if in_final_phase else [1, 2, 3, 4, 5])
     if in_final_phase:
         layout.end_text()
@@ -224,7 +224,7 @@ def test_limits_of_a_forced_fill_follow_the_prompt_speech(title: str) -> None:
     """Upstream's first forced index is (P // 15 + 1) * 15 - P."""
     space = model_of(title).space
     for num_prompt_speech in range(0, 61):
-        layout = Interleaver(space, [7] * 20, [space.speech_offset] * num_prompt_speech, mode="reference")
+        layout = ReferenceInterleaver(space, [7] * 20, [space.speech_offset] * num_prompt_speech)
         layout.push_text([8] * 5)
         turn = layout.next_turn()
         assert turn is not None

@@ -29,6 +29,7 @@ from bistream.voice.build import make_voice_prompt
 from bistream.voice.registry import VoiceRegistry
 from scripts._tokenizer_files import write_tokenizer_files
 from tests.fakes import ScriptedEngine, TurnView
+from tests.parity.reference_layouts import ReferenceInterleaver
 from tests.unit.sessions.fakes import REFERENCE, append_request, start_request
 from tests.unit.sessions.house import CONFIG, House
 from tests.unit.text2token import tiny
@@ -192,7 +193,7 @@ def test_nothing_is_decoded_before_there_is_text(house: House, side: Side) -> No
     start, space = start_of(house, FORMS["instruct"], in_pieces=True), side.space
     ids = side.tokenizer.encode(INSTRUCTION + END)
     assert len(ids) >= 5
-    ours, upstream = Interleaver(space, [], [], instruction_ids=ids), Interleaver(space, ids, [], mode="reference")
+    ours, upstream = Interleaver(space, [], [], instruction_ids=ids), ReferenceInterleaver(space, ids, [])
     for layout in (ours, upstream):
         layout.push_text([1])
     assert ours.next_turn() is None

@@ -1,4 +1,4 @@
-"""An instruction before the text, as CosyVoice3 has one in every prompt: the corrected layout, and the reference's faults that it mends."""
+"""An instruction before the text, as CosyVoice3 has one in every prompt: whole, before the first block."""
 
 from __future__ import annotations
 
@@ -34,18 +34,14 @@ def test_it_stands_whole_before_the_first_block_and_changes_nothing_else(
     assert told.layout.finish_reason is plain.layout.finish_reason
 
 
-def test_eos_cannot_come_before_the_least_number_of_tokens_where_the_reference_lets_it() -> None:
-    limits = {}
-    for mode in ("reference", "corrected"):
-        layout = UnistreamLayout(SERVED, [], [], mode="reference" if mode == "reference" else "corrected")
-        layout.push_text([1, 2, 3])
-        layout.end_text()
-        turn = layout.next_turn()
-        assert turn is not None and turn.limits.min_new_ids == 6
-        limits[mode] = turn.limits
-    assert SERVED.eos not in limits["reference"].forbidden | limits["reference"].forbidden_early
-    assert limits["corrected"].forbidden_early == {SERVED.eos}
-    assert set(SERVED.specials) - limits["corrected"].forbidden == {SERVED.eos}
+def test_eos_cannot_come_before_the_least_number_of_tokens() -> None:
+    layout = UnistreamLayout(SERVED, [], [])
+    layout.push_text([1, 2, 3])
+    layout.end_text()
+    turn = layout.next_turn()
+    assert turn is not None and turn.limits.min_new_ids == 6
+    assert turn.limits.forbidden_early == {SERVED.eos}
+    assert set(SERVED.specials) - turn.limits.forbidden == {SERVED.eos}
 
 
 def test_no_engine_is_given_an_id_without_a_meaning() -> None:

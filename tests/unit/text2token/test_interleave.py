@@ -14,7 +14,7 @@ from bistream.errors import EngineError
 from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
-from bistream.text2token.layout import Mode, Turn
+from bistream.text2token.layout import Turn
 from bistream.types import FinishReason
 from tests.formats import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_BLOCK_TOKENS, TEXT_BLOCK_TOKENS
 from tests.unit.cuts import pieces_of
@@ -101,12 +101,11 @@ def bistream(
     choose: Choose = speech_until_asked,
     prompt_text: Sequence[int] = (),
     prompt_speech: Sequence[int] = (),
-    mode: Mode = "corrected",
     max_ids: int | None = None,
     space: TokenSpace = SPACE,
     instruction: Sequence[int] = (),
 ) -> Run:
-    layout = Interleaver(space, prompt_text, prompt_speech, mode=mode, max_ids=max_ids, instruction_ids=instruction)
+    layout = Interleaver(space, prompt_text, prompt_speech, max_ids=max_ids, instruction_ids=instruction)
     return Run(layout, choose).feed(pieces)
 
 
@@ -118,7 +117,7 @@ CHOOSE = st.builds(random_choice, st.integers(0, 1000), st.sampled_from([0.0, 0.
 
 
 @of_every_family
-class TestCorrected:
+class TestBistream:
     @given(text=TEXT, prompt_text=PROMPT_TEXT, prompt_speech=PROMPT_SPEECH, places=PLACES, choose=CHOOSE)
     def test_the_fed_ids_depend_on_the_text_alone(
         self, space: TokenSpace, text: list[int], prompt_text: list[int], prompt_speech: list[int], places: list[int], choose: Choose
@@ -250,11 +249,9 @@ class TestUnistream:
         assert layout.next_turn() is None
 
     @pytest.mark.parametrize("stop", ["other", "fill"])
-    def test_the_other_stops_are_possible_in_the_reference_only(self, space: TokenSpace, stop: str) -> None:
-        reference = Run(UnistreamLayout(space, [], [], mode="reference"), always(stop, space)).feed([[1, 2]])
-        assert (reference.layout.num_speech, reference.layout.finish_reason) == (0, FinishReason.EOS)
-        corrected = Run(UnistreamLayout(space, [], []), always(stop, space)).feed([[1, 2]])
-        assert (corrected.layout.num_speech, corrected.layout.finish_reason) == (40, FinishReason.LENGTH)
+    def test_the_other_stops_are_impossible(self, space: TokenSpace, stop: str) -> None:
+        run = Run(UnistreamLayout(space, [], []), always(stop, space)).feed([[1, 2]])
+        assert (run.layout.num_speech, run.layout.finish_reason) == (40, FinishReason.LENGTH)
 
     def test_positions_bound_the_turn(self, space: TokenSpace) -> None:
         run = Run(UnistreamLayout(space, [], [], max_ids=14), speech_until_asked).feed([[1, 2]])
