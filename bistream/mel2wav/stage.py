@@ -7,14 +7,11 @@ withheld (its last 8 frames lacked their right context), and the new frames::
     this call                      ....context.............|~overlap~~|---new frames--------|~withheld~|
     audio out                                              [fade][....................]
 
-``crossfade="smooth"`` (default): both sides of a joint are computed from the same source signal, which continues across calls:
-its phase is carried, its noise is indexed by absolute sample, and f0 is used only where it had the five frames of context
-that it needs (unlike upstream's). With CONTEXT_FRAMES to the left the new side equals one call over the whole mel, so the fade
-(raised cosine, gain exactly 1: the two sides are nearly the same signal) runs at the beginning of the overlap, where the old
-side is most accurate, and ends after FADE_FRAMES.
-
-``crossfade="reference"`` reproduces upstream: no context, phase from zero in every call, the first 8 frames of the source replaced
-by the cached ones, and a Hamming fade over all 8 frames with a gain of 1.08.
+Both sides of a joint are computed from the same source signal, which continues across calls: its phase is carried, its noise is
+indexed by absolute sample, and f0 is used only where it had the five frames of context that it needs (unlike upstream's). With
+CONTEXT_FRAMES to the left the new side equals one call over the whole mel, so the fade (raised cosine, gain exactly 1: the two
+sides are nearly the same signal) runs at the beginning of the overlap, where the old side is most accurate, and ends after
+FADE_FRAMES.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -49,9 +45,6 @@ CONTEXT_FRAMES = 8
 FADE_FRAMES = 2
 # Frames of an utterance that one step of offline synthesis decodes, besides its halo of 17 frames on each side.
 OFFLINE_PIECE_FRAMES = {"cpu": 50, "cuda": 1000}
-
-Crossfade = Literal["smooth", "reference"]
-Noise = Literal["seeded", "zero"]
 
 
 @dataclass(frozen=True)
@@ -81,15 +74,12 @@ class VocoderStage:
 
     joins_exactly = False
 
-    def __init__(
-        self, config: RuntimeConfig, checkpoint: CheckpointConfig, crossfade: Crossfade = "smooth", noise: Noise = "seeded"
-    ) -> None:
+    def __init__(self, config: RuntimeConfig, checkpoint: CheckpointConfig) -> None:
         self.device = resolve_device(config.device)
         self.hift = load_hift(config.model_dir, checkpoint.vocoder, self.device)
-        self.smooth = crossfade == "smooth"
-        self.noise_gain = self.hift.m_source.noise_gain() * (1.0 if noise == "seeded" else 0.0)
+        self.noise_gain = self.hift.m_source.noise_gain()
         self.harmonics = checkpoint.vocoder.nb_harmonics + 1
-        fade_in, fade_out = _smooth_fade() if self.smooth else _hamming_fade()
+        fade_in, fade_out = _smooth_fade()
         self.fade_in, self.fade_out = fade_in.to(self.device), fade_out.to(self.device)
 
     @property
@@ -163,11 +153,11 @@ class VocoderStage:
         overlap = state.emitted_frames - state.first_frame
         return _Row(
             frames=frames,
-            anchor=overlap if self.smooth else 0,
+            anchor=overlap,
             overlap=overlap,
             first_frame=state.first_frame,
-            starts=state.first_frame == 0 or not self.smooth,
-            fades=state.withheld.shape[0] == VOCODER_OVERLAP_SAMPLES and (state.emitted_frames > 0 or not self.smooth),
+            starts=state.first_frame == 0,
+            fades=state.withheld.shape[0] == VOCODER_OVERLAP_SAMPLES and state.emitted_frames > 0,
             finalize=hop.finalize,
         )
 
@@ -215,14 +205,13 @@ class VocoderStage:
         withheld = 0 if row.finalize else VOCODER_OVERLAP_FRAMES
         emitted = max(state.emitted_frames, state.received_frames - withheld)
         if emitted > state.emitted_frames:
-            state.phase = phase[:, emitted - 1 - row.first_frame].clone() if self.smooth else state.phase
+            state.phase = phase[:, emitted - 1 - row.first_frame].clone()
         state.emitted_frames = emitted
-        state.first_frame = max(row.first_frame, emitted - CONTEXT_FRAMES) if self.smooth else emitted
+        state.first_frame = max(row.first_frame, emitted - CONTEXT_FRAMES)
         begin = state.first_frame - row.first_frame
         out = emitted - row.first_frame
-        known = out if self.smooth else row.frames
         state.mel = mel[:, begin:].clone()
-        state.source = source[begin * SAMPLES_PER_MEL_FRAME : known * SAMPLES_PER_MEL_FRAME].clone()
+        state.source = source[begin * SAMPLES_PER_MEL_FRAME : out * SAMPLES_PER_MEL_FRAME].clone()
         state.withheld = audio[out * SAMPLES_PER_MEL_FRAME : row.frames * SAMPLES_PER_MEL_FRAME].clone()
 
     def _integers(self, values: Sequence[int] | Sequence[tuple[int, int]]) -> Tensor:
@@ -240,9 +229,3 @@ def _smooth_fade() -> tuple[Tensor, Tensor]:
     ramp = 0.5 - 0.5 * torch.cos(math.pi * (torch.arange(length, dtype=torch.float64) + 0.5) / length)
     fade_in = F.pad(ramp, (0, VOCODER_OVERLAP_SAMPLES - length), value=1.0).float()
     return fade_in, 1.0 - fade_in
-
-
-def _hamming_fade() -> tuple[Tensor, Tensor]:
-    """Upstream's halves of one symmetric Hamming window; they add up to 1.08."""
-    window = torch.hamming_window(2 * VOCODER_OVERLAP_SAMPLES, periodic=False, dtype=torch.float64).float()
-    return window[:VOCODER_OVERLAP_SAMPLES], window[VOCODER_OVERLAP_SAMPLES:]

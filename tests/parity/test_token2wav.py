@@ -23,6 +23,7 @@ from bistream.token2wav.speech_stages import SpeechStages
 from bistream.types import FloatArray, VoicePrompt
 from tests.formats import SAMPLES_PER_TOKEN, VOCODER_OVERLAP_SAMPLES
 from tests.parity import golden
+from tests.reference_vocoder import ReferenceVocoderStage
 
 CASES: list[dict[str, Any]] = golden.read_json("token2wav.json")["cases"]
 AUDIO_NAMES = {"stream": "stream_audio", "triton_exponential": "triton_audio"}
@@ -41,7 +42,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def token2wav(model_dir: Path) -> Iterator[Token2Wav]:
     config = RuntimeConfig(model_dir=str(model_dir), device="cpu", final_mode="reference", flow_state_mb=1024, drain_timeout_s=0.0)
     checkpoint = golden.checkpoint_config()
-    vocoder = VocoderStage(config, checkpoint, crossfade="reference", noise="zero")
+    vocoder = ReferenceVocoderStage(config, checkpoint)
     service = Token2Wav(config, renderer=SpeechStages(FlowStage(config, checkpoint), vocoder, sizes_of(checkpoint)))
     yield service
     service.close()
@@ -96,7 +97,7 @@ def test_offline(token2wav: Token2Wav, case: str, name: str) -> None:
 
 def test_crossfade_window_is_the_references(model_dir: Path) -> None:
     config = RuntimeConfig(model_dir=str(model_dir), device="cpu")
-    stage = VocoderStage(config, golden.checkpoint_config(), crossfade="reference")
+    stage = ReferenceVocoderStage(config, golden.checkpoint_config())
     window = torch.cat([stage.fade_in, stage.fade_out]).double()
     assert window.shape == (2 * VOCODER_OVERLAP_SAMPLES,)
     assert (window - golden.tensors("token2wav")["hamming_7680"]).abs().max() < 1e-6
