@@ -79,7 +79,6 @@ class RuntimeConfig:
     speech_tokenizer: str = "auto"  # auto | onnx (on the CPU) | torch: which program runs the speech tokenizer
     speaker_encoder: str = "auto"  # auto | onnx (on the CPU) | torch: which program runs the speaker encoder
     text_position_head: str = "auto"  # auto: the checkpoint's, if it names one | none | LAYER,HEAD: attention that tells text_position
-    final_mode: str = "streaming"  # streaming | reference: how the last chunk of a stream is solved
     runaway_s: float = 3.0  # the rest of a turn is given up after so long a stretch that repeats itself or hardly varies; 0: never
     max_rows: int = 256  # rows (tokens) of one language-model step at most
     first_hop_tokens: int = 0  # speech tokens of the first audio chunk of a whole text; 0: the family's; text in pieces: hops/policy.py
@@ -101,7 +100,6 @@ class RuntimeConfig:
         modes = SERVER_TEXT_NORMALIZATIONS
         _check(self.text_normalization in modes, "text_normalization", self.text_normalization, ", ".join(modes))
         _check(self.watermark in ("off", "on"), "watermark", self.watermark, "off or on")
-        _check(self.final_mode in ("streaming", "reference"), "final_mode", self.final_mode, "streaming or reference")
         for name in (
             "max_sessions",
             "max_text_chars",

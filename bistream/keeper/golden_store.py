@@ -35,7 +35,7 @@ CHECKPOINT_FILES = {  # what each model reads of its model_dir, in any family
     LLM_BISTREAM.name: ("llm.pt", *_NETWORKS, *YAML_NAMES, *_TEXT_FILES),
     TOKEN2WAV.name: ("flow.pt", "hift.pt", *_NETWORKS, *YAML_NAMES),
 }
-_RESULT_SETTINGS = ("final_mode", "left_context_chunks", "watermark")  # change what is computed, whatever computes it
+_RESULT_SETTINGS = ("left_context_chunks", "watermark")  # change what is computed, whatever computes it
 # Of the front model: how it cuts a whole text, which the audio follows.
 HOP_SETTINGS = ("first_hop_tokens", "first_lookahead_tokens", "max_hop_chunks")
 _FRONT_MODEL_SETTINGS = (*HOP_SETTINGS, "condition_recordings")

@@ -65,10 +65,10 @@ def make_pages(sizes: FlowConfig, pages: int, dtype: torch.dtype, device: torch.
     return DitPages(sizes, pages, dtype, device) if isinstance(sizes, DitFlowConfig) else FlowPages(sizes, pages, dtype, device)
 
 
-def make_runner(tier: Tier, config: RuntimeConfig, network: FlowModel, pages: StatePages | None) -> FlowRunner:
-    """The runner of ``tier``. pages: from ``make_pages``; None recomputes every prefix on the plain network."""
+def make_runner(tier: Tier, config: RuntimeConfig, network: FlowModel, pages: StatePages) -> FlowRunner:
+    """The runner of ``tier``. pages: from ``make_pages``."""
     left, interruptible = config.left_context_chunks, config.max_suspensions > 0
-    if tier is Tier.PLAIN or pages is None:
+    if tier is Tier.PLAIN:
         return FlowRunner(network, pages, left, None if network.device.type == "cpu" else Buckets())
     if isinstance(network, DitFlow) and isinstance(pages, DitPages):
         from bistream.token2mel.dit.graphs.runner import DitGraphRunner  # noqa: PLC0415

@@ -32,7 +32,7 @@ class FlowBatch:
     context_chunks: int64 [S], chunks of stored context; the page table is ``table_chunks`` wide, aligned to the right.
     prompt_mel: float32 [S, ratio * T, bins], zero after the prompt.
     speaker: float32 [S, speaker_size], not normalised.
-    streaming: chunked attention (streams) or full attention (offline, ``final_mode=reference``).
+    streaming: chunked attention (streams) or full attention (offline).
     """
 
     token_ids: Tensor

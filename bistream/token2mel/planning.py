@@ -34,15 +34,11 @@ class Work:
 
 
 class HopPlanner:
-    """has_pages: state is kept. reference_final: the last hop recomputes everything with full attention."""
-
-    def __init__(self, config: FlowConfig, pool: PagePool, has_pages: bool, left_context_chunks: int, reference_final: bool) -> None:
+    def __init__(self, config: FlowConfig, pool: PagePool, left_context_chunks: int) -> None:
         self.config = config
         self.pool = pool
-        self.has_pages = has_pages
         self.chunk_tokens = config.chunk_tokens
         self.left_context_chunks = left_context_chunks
-        self.reference_final = reference_final
         self._warned_at = -math.inf
 
     def plan(self, index: int, state: FlowState) -> Work | None:
@@ -52,9 +48,7 @@ class HopPlanner:
         end = known if final else known - self.config.pre_lookahead_len
         if end * self.config.token_mel_ratio <= state.emitted_frames:
             return None
-        if final and self.reference_final:
-            return Work(index, state, Span(state.tokens, 0, end, state.prompt, streaming=False), (), 0)
-        keep, granted, committed = ((), (), state.committed) if final or not self.has_pages else self._take_pages(state, end)
+        keep, granted, committed = ((), (), state.committed) if final else self._take_pages(state, end)
         span = Span(state.tokens, state.committed, end, state.prompt, tuple(state.pages), keep)
         return Work(index, state, span, granted, committed)
 
@@ -104,7 +98,7 @@ class HopPlanner:
         size, ratio = self.chunk_tokens, self.config.token_mel_ratio
         prompt = len(state.prompt.speech_tokens)
         first = -(-prompt // size)  # the first chunk of speech alone
-        done = (state.committed if self.has_pages else state.emitted_frames // ratio) // size
+        done = state.committed // size
         needed = -(-(len(state.tokens) - max_tokens) // size)
         count = min(max(needed, (done - first) // 2), done - first)
         if needed <= 0 or count <= 0:
@@ -112,13 +106,10 @@ class HopPlanner:
         self._forget_chunks(state, first, count)
         del state.tokens[first * size : (first + count) * size]
         state.emitted_frames -= count * size * ratio
-        if self.has_pages:
-            state.committed -= count * size
+        state.committed -= count * size
 
     def _forget_chunks(self, state: FlowState, first: int, count: int) -> None:
         """Give back the pages of the chunks [first, first + count), where they are still there."""
-        if not self.has_pages:
-            return
         if self.left_context_chunks:  # the pages are those of the last chunks, wherever these stand: as many stay as there are chunks
             self._drop_oldest(state, state.committed // self.chunk_tokens - count)
             return

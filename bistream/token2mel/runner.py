@@ -28,12 +28,12 @@ MAX_SCORES = {"cpu": 2**20, "cuda": 2**24}
 
 
 class FlowRunner:
-    """pages: None where no state is kept. buckets: None pads a group to its own longest span only."""
+    """buckets: None pads a group to its own longest span only."""
 
     network: FlowModel
-    pages: StatePages | None
+    pages: StatePages
 
-    def __init__(self, network: FlowModel, pages: StatePages | None, left_context_chunks: int, buckets: Buckets | None) -> None:
+    def __init__(self, network: FlowModel, pages: StatePages, left_context_chunks: int, buckets: Buckets | None) -> None:
         self.network = network
         self.pages = pages
         self.left_context_chunks = left_context_chunks
@@ -94,7 +94,7 @@ class FlowRunner:
             streaming=spans[0].streaming,
         )
         memory = self.network.blank_memory()
-        if self.pages is not None and shape.table_chunks + shape.keep_chunks:
+        if shape.table_chunks + shape.keep_chunks:
             tables = PageTables(self._to_device(arrays.context), self._to_device(arrays.last), self._to_device(arrays.keep))
             memory = self.pages.memory(tables)
         return batch, memory

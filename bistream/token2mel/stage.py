@@ -4,8 +4,7 @@ Called by ``token2wav.Token2Wav`` from one thread; no method may be called from 
 
 A hop computes the part of a sequence after its last stored chunk and keeps the state of every chunk that became
 complete (all its tokens and their lookahead known). Frames of an incomplete last chunk are handed out and computed again
-in the next hop; the reference, which computes the whole prefix in each call, hands out the same frames. Without stored
-state (``incremental=False``) the same code computes from the start of the prompt: slower, with the same result.
+in the next hop; the reference, which computes the whole prefix in each call, hands out the same frames.
 
 Once admitted, a session never fails for lack of state memory. Where the pool has no page beyond a session's reservation,
 the session forgets its oldest chunk of speech (never the prompt, never below the reservation) and keeps the newest in its
@@ -32,7 +31,6 @@ from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, EngineError, InvalidInputError
 from bistream.gpu.device import resolve_device
 from bistream.gpu.steps import Steps, finish
-from bistream.gpu.tier import Tier
 from bistream.processes.start_phases import phase
 from bistream.token2mel.batching import Span
 from bistream.token2mel.checks import MAX_FRAMES, check_length, check_prompt, check_tokens, fingerprint, too_long
@@ -94,17 +92,14 @@ class FlowHops:
 
 
 class FlowStage:
-    """``incremental=False`` keeps no state: every hop computes its whole prefix (reference for tests and benchmarks).
-
-    session_s: audio per session that the automatic budget has room for; None: ``AUTO_SESSION_S``. network: None: the model directory's.
-    """
+    """session_s: audio per session that the automatic budget has room for; None: ``AUTO_SESSION_S``. network: None: that of the model
+    directory."""
 
     def __init__(
         self,
         config: RuntimeConfig,
         checkpoint: CheckpointConfig,
         *,
-        incremental: bool = True,
         reserve_tokens: int = RESERVE_TOKENS,
         session_s: float | None = None,
         network: FlowModel | None = None,
@@ -118,25 +113,21 @@ class FlowStage:
         longest = -(-MAX_FRAMES // (self.config.token_mel_ratio * self.chunk_tokens))  # chunks of a session: a larger bound has no effect
         self.left_context_chunks = config.left_context_chunks if config.left_context_chunks < longest else 0
         self.max_tokens = int(config.flow_context_s * self.config.tokens_per_second)  # of a session at a time, prompt included
-        self.reference_final = config.final_mode == "reference"
-        choice = flow_tier(config, self.config, self.device, self.dtype) if incremental else None
-        self.tiers = () if choice is None else (choice,)
-        tier = Tier.PLAIN if choice is None else choice.tier
+        choice = flow_tier(config, self.config, self.device, self.dtype)
+        self.tiers = (choice,)
         self.page_bytes = flow_page_bytes(self.config, self.dtype)
         self.page_s = page_s = self.chunk_tokens / self.config.tokens_per_second
         claimed = language_model_bytes(checkpoint.language_model, config.shared_kv_cache_tokens) if self.device.type == "cuda" else 0
         available = available_bytes(*memory_bytes(self.device), claimed)
         # Bounded context needs the stored chunks that a hop reads, as many new ones while it runs, and as many of the prompt.
         session_s = max(session_s or AUTO_SESSION_S, 3 * self.left_context_chunks * page_s)
-        total = 0
-        if incremental:
-            total = state_pages(config.flow_state_mb, self.page_bytes, page_s, config.max_sessions, available, session_s)
-        self.pages = make_pages(self.config, total, self.dtype, self.device) if incremental else None
-        self.pool = PagePool(self.pages.total if self.pages else 0)
-        with phase(f"flow: {tier.value}"):
-            self.runner = make_runner(tier, config, network, self.pages)
+        total = state_pages(config.flow_state_mb, self.page_bytes, page_s, config.max_sessions, available, session_s)
+        self.pages = make_pages(self.config, total, self.dtype, self.device)
+        self.pool = PagePool(self.pages.total)
+        with phase(f"flow: {choice.tier.value}"):
+            self.runner = make_runner(choice.tier, config, network, self.pages)
         self.prefix_piece_chunks = PIECE_CHUNKS_ON_CPU if self.device.type == "cpu" and not self.left_context_chunks else None
-        self.planner = HopPlanner(self.config, self.pool, self.pages is not None, self.left_context_chunks, self.reference_final)
+        self.planner = HopPlanner(self.config, self.pool, self.left_context_chunks)
         self._states: list[FlowState] = []  # those open when the last session was admitted
         self.reserve_chunks = 2 * self.left_context_chunks or -(-reserve_tokens // self.chunk_tokens)
 
@@ -144,7 +135,7 @@ class FlowStage:
     def chunks_join(self) -> bool:
         """Whether frames of complete chunks do not depend on how many of them a hop has, until a session outgrows ``max_tokens`` and begins
         anew with a hop. A bounded left context is counted from the hop."""
-        return not (self.left_context_chunks or self.reference_final)
+        return not self.left_context_chunks
 
     def open(self, prompt: VoicePrompt, expected_speech_s: float | None = None) -> FlowState:
         """Admit a session. ``close()`` of the result frees it.
@@ -156,9 +147,9 @@ class FlowStage:
         tokens = check_prompt(prompt, self.config)
         if len(tokens) >= self.max_tokens:
             raise too_long(len(tokens), self.max_tokens, self.config)
-        complete = max(0, len(tokens) - self.config.pre_lookahead_len) // self.chunk_tokens if self.pages else 0
+        complete = max(0, len(tokens) - self.config.pre_lookahead_len) // self.chunk_tokens
         stored = min(complete, self.left_context_chunks or complete)
-        if stored > self.pool.total and self.pages:
+        if stored > self.pool.total:
             raise InvalidInputError("The reference recording is longer than this server has flow state for; use a shorter one.")
         speech_s = None if self.left_context_chunks else expected_speech_s
         reserve = min(reserved_pages(speech_s, self.reserve_chunks, self.page_s), self.pool.total - stored)

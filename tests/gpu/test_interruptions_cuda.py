@@ -57,7 +57,6 @@ def test_graphs_by_step_are_the_whole_graph(kind: str) -> None:
 def test_buckets_of_different_kernels_take_turns() -> None:
     """As in the server: few rows interrupt many, and the reverse."""
     stage = cuda.plain_stage()
-    assert stage.pages is not None
     buckets = (Bucket(64, 4), Bucket(1664, 64))
     runner = CudaFlowRunner(network_of(stage), pages_of(stage), stage.left_context_chunks, buckets, interruptible=True)
     runner.record()
@@ -76,7 +75,6 @@ def test_recording_by_step_on_first_use_changes_nothing() -> None:
     """A runner that records a bucket with its first batch: recording computes the steps, which begin again."""
     recorded = cuda.cuda_stage("many", interruptible=True)
     late = cuda.plain_stage()
-    assert late.pages is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bistream.token2mel.cuda.runner.tuning_of", lambda bucket: cuda.TUNINGS["many"])
         late.runner = CudaFlowRunner(network_of(late), pages_of(late), 0, cuda.BUCKETS["many"], interruptible=True)

@@ -84,7 +84,6 @@ def plain_stage(**changes: object) -> FlowStage:
 def cuda_stage(kind: str, record: bool = True, interruptible: bool = False, **changes: object) -> FlowStage:
     """A stage whose runner uses one kind of kernel for all sizes."""
     stage = plain_stage(**changes)
-    assert stage.pages is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bistream.token2mel.cuda.runner.tuning_of", lambda bucket: TUNINGS[kind])
         left = stage.left_context_chunks

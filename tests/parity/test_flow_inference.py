@@ -1,4 +1,4 @@
-"""The flow stage of both CosyVoices against the reference's whole-flow outputs: plain and incremental, streaming and offline."""
+"""The flow stage of both CosyVoices against the reference's whole-flow outputs: streaming and offline."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from bistream.token2mel.dit import weights as dit_weights
 from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.types import VoicePrompt
 from tests.parity import golden, golden3
+from tests.reference_flow import ReferenceFlowStage
 
 MEL_TOLERANCE = 2e-4
 _CASE = re.compile(r"mel_(?P<prompt>noprompt_?)?(?P<size>all|prefix\d+|\d+)_streaming_(?P<streaming>[01])_finalize_(?P<finalize>[01])")
@@ -47,11 +48,11 @@ class Reference:
         found: list[int] = self.tensors["token"][0].tolist()
         return found
 
-    def stage(self, incremental: bool = True, final_mode: str = "streaming", dtype: str = "float32") -> FlowStage:
-        config = RuntimeConfig(device="cpu", final_mode=final_mode, flow_state_mb=256, dtype=dtype)
+    def stage(self, kind: type[FlowStage] = FlowStage, dtype: str = "float32") -> FlowStage:
+        config = RuntimeConfig(device="cpu", flow_state_mb=256, dtype=dtype)
         weights, device = self.data.tensors("flow_weights"), torch.device("cpu")
         network = self.build_network(weights, self.checkpoint.flow, device, getattr(torch, dtype))
-        return FlowStage(config, self.checkpoint, incremental=incremental, network=network)
+        return kind(config, self.checkpoint, network=network)
 
     def prompt(self, with_prompt: bool = True) -> VoicePrompt:
         tokens, feat = self.tensors["prompt_token"][0].numpy(), self.tensors["prompt_feat"][0].numpy()
@@ -75,7 +76,6 @@ REFERENCES = {
     ),
 }
 of_both_families = pytest.mark.parametrize("family", REFERENCES)
-in_both_ways = pytest.mark.parametrize("incremental", [True, False], ids=["incremental", "plain"])
 
 
 def cases(pattern: str) -> list[tuple[str, str]]:
@@ -83,8 +83,8 @@ def cases(pattern: str) -> list[tuple[str, str]]:
 
 
 @cache
-def stage_of(family: str, incremental: bool) -> FlowStage:
-    return REFERENCES[family].stage(incremental)
+def stage_of(family: str) -> FlowStage:
+    return REFERENCES[family].stage()
 
 
 def assert_close(found: object, expected: torch.Tensor) -> None:
@@ -100,36 +100,32 @@ def in_one_hop(stage: FlowStage, prompt: VoicePrompt, tokens: list[int], finaliz
     return mel
 
 
-@in_both_ways
 @pytest.mark.parametrize(("family", "name"), cases("streaming_1"))
-def test_streaming_in_one_hop(family: str, name: str, incremental: bool) -> None:
+def test_streaming_in_one_hop(family: str, name: str) -> None:
     prompt, tokens, _, finalize, expected = REFERENCES[family].case(name)
-    assert_close(in_one_hop(stage_of(family, incremental), prompt, tokens, finalize), expected)
+    assert_close(in_one_hop(stage_of(family), prompt, tokens, finalize), expected)
 
 
-@in_both_ways
 @pytest.mark.parametrize(("family", "name"), cases("streaming_0_finalize_1"))
-def test_offline(family: str, name: str, incremental: bool) -> None:
+def test_offline(family: str, name: str) -> None:
     prompt, tokens, _, _, expected = REFERENCES[family].case(name)
-    assert_close(stage_of(family, incremental).synthesize(tokens, prompt), expected)
+    assert_close(stage_of(family).synthesize(tokens, prompt), expected)
 
 
-@in_both_ways
 @pytest.mark.parametrize(("family", "name"), cases("streaming_0_finalize_0"))
-def test_full_attention_with_lookahead(family: str, name: str, incremental: bool) -> None:
+def test_full_attention_with_lookahead(family: str, name: str) -> None:
     """A mode of the reference that no caller of the stage needs, so the test calls the runner."""
-    stage, (prompt, tokens, _, _, expected) = stage_of(family, incremental), REFERENCES[family].case(name)
+    stage, (prompt, tokens, _, _, expected) = stage_of(family), REFERENCES[family].case(name)
     whole = prompt.speech_tokens.tolist() + tokens
     mel = stage.runner.compute([Span(whole, 0, len(whole) - stage.config.pre_lookahead_len, prompt, streaming=False)])[0]
     assert isinstance(mel, torch.Tensor)
     assert_close(mel[:, -expected.shape[1] :], expected)
 
 
-@in_both_ways
 @of_both_families
-def test_every_prefix_in_consecutive_hops(family: str, incremental: bool) -> None:
+def test_every_prefix_in_consecutive_hops(family: str) -> None:
     """The frames of a stream are those of the reference's call for each prefix, incomplete chunks included."""
-    reference, stage = REFERENCES[family], stage_of(family, incremental)
+    reference, stage = REFERENCES[family], stage_of(family)
     names = [name for name in reference.cases if re.fullmatch(r"mel_prefix\d+_streaming_1_finalize_0", name)]
     prefixes = sorted((len(reference.case(name)[1]), name) for name in names)
     assert len(prefixes) > 1
@@ -144,11 +140,10 @@ def test_every_prefix_in_consecutive_hops(family: str, incremental: bool) -> Non
     stage.check_integrity()
 
 
-@in_both_ways
 @of_both_families
-def test_prefix_invariance(family: str, incremental: bool) -> None:
+def test_prefix_invariance(family: str) -> None:
     """Frames of complete chunks, counted from the start of the prompt, equal those of the whole utterance; others do not."""
-    reference, stage = REFERENCES[family], stage_of(family, incremental)
+    reference, stage = REFERENCES[family], stage_of(family)
     whole = reference.tensors["mel_all_streaming_1_finalize_1"][0]
     for size, facts in reference.data.read_json("flow_info.json")["prefix_invariance"].items():
         prompt, tokens, *_ = reference.case(f"mel_prefix{size}_streaming_1_finalize_0")
@@ -162,9 +157,9 @@ def test_prefix_invariance(family: str, incremental: bool) -> None:
 
 @of_both_families
 def test_reference_final_hop(family: str) -> None:
-    """``final_mode=reference``: the last hop recomputes everything with full attention."""
+    """Which recomputes everything with full attention."""
     reference = REFERENCES[family]
-    stage, tokens = reference.stage(final_mode="reference"), reference.tokens
+    stage, tokens = reference.stage(ReferenceFlowStage), reference.tokens
     state, sent = stage.open(reference.prompt()), len(tokens) // 2
     first = stage.hop([FlowHop(state, tokens[:sent], False)])[0]
     assert isinstance(first, torch.Tensor)

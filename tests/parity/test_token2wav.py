@@ -23,6 +23,7 @@ from bistream.token2wav.speech_stages import SpeechStages
 from bistream.types import FloatArray, VoicePrompt
 from tests.formats import SAMPLES_PER_TOKEN, VOCODER_OVERLAP_SAMPLES
 from tests.parity import golden
+from tests.reference_flow import ReferenceFlowStage
 from tests.reference_vocoder import ReferenceVocoderStage
 
 CASES: list[dict[str, Any]] = golden.read_json("token2wav.json")["cases"]
@@ -40,10 +41,10 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def token2wav(model_dir: Path) -> Iterator[Token2Wav]:
-    config = RuntimeConfig(model_dir=str(model_dir), device="cpu", final_mode="reference", flow_state_mb=1024, drain_timeout_s=0.0)
+    config = RuntimeConfig(model_dir=str(model_dir), device="cpu", flow_state_mb=1024, drain_timeout_s=0.0)
     checkpoint = golden.checkpoint_config()
     vocoder = ReferenceVocoderStage(config, checkpoint)
-    service = Token2Wav(config, renderer=SpeechStages(FlowStage(config, checkpoint), vocoder, sizes_of(checkpoint)))
+    service = Token2Wav(config, renderer=SpeechStages(ReferenceFlowStage(config, checkpoint), vocoder, sizes_of(checkpoint)))
     yield service
     service.close()
 

@@ -29,6 +29,7 @@ from bistream.types import FloatArray, VoicePrompt
 from tests.formats import LOOKAHEAD_TOKENS, SAMPLES_PER_MEL_FRAME, SAMPLES_PER_TOKEN
 from tests.parity import golden3
 from tests.parity.test_causal_hift import rule_noise
+from tests.reference_flow import ReferenceFlowStage
 
 CASES: list[dict[str, Any]] = golden3.read_json("token2wav.json")["cases"]
 STREAMS = [case for case in CASES if not case["mode"].startswith("offline")]
@@ -40,14 +41,15 @@ WAIT_S = 300.0  # longer than a busy machine takes
 
 @cache
 def stages(final_mode: str, kind: str) -> SpeechStages:
-    """final_mode: of the last hop. kind: the source's noise, zero or that of the set's rule."""
+    """final_mode: of the last hop: ours (streaming) or the reference's. kind: the source's noise, zero or that of the set's rule."""
     checkpoint = CheckpointConfig(flow=golden3.flow_config(), vocoder=golden3.vocoder_config())
-    config = RuntimeConfig(device="cpu", final_mode=final_mode, flow_state_mb=512, drain_timeout_s=0.0)
+    config = RuntimeConfig(device="cpu", flow_state_mb=512, drain_timeout_s=0.0)
     network = build_network(golden3.tensors("flow_weights"), golden3.flow_config(), CPU, torch.float32)
     hift = build_hift(golden3.tensors("hift_weights"), golden3.vocoder_config(), CPU)
     noise = hift.m_source.merge_noise(rule_noise(0, 10 * 24_000)) if kind == "rule" else torch.zeros(1)
     vocoder = CausalVocoderStage(config, golden3.vocoder_config(), noise, hift)
-    return SpeechStages(FlowStage(config, checkpoint, network=network), vocoder, sizes_of(checkpoint))
+    flow = FlowStage if final_mode == "streaming" else ReferenceFlowStage
+    return SpeechStages(flow(config, checkpoint, network=network), vocoder, sizes_of(checkpoint))
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ def test_defaults_survive_a_round_trip_through_strings() -> None:
     ("key", "value"),
     [
         ("modeldir", "x"), ("max_sessions", "many"), ("max_sessions", "0"), ("max_sessions", "1.5"), ("kernels", "maybe"),
-        ("text_normalization", "fr"), ("engine", "vllm"), ("dtype", "int8"), ("final_mode", "full"), ("session_idle_timeout_s", "-1"),
+        ("text_normalization", "fr"), ("engine", "vllm"), ("dtype", "int8"), ("session_idle_timeout_s", "-1"),
         ("session_idle_timeout_s", "nan"), ("session_idle_timeout_s", "inf"), ("drain_timeout_s", "-1"), ("drain_timeout_s", "nan"),
         ("drain_timeout_s", "inf"), ("min_reference_s", "31"), ("first_hop_tokens", "5"), ("solver_steps", "2"), ("solver_steps", "11"),
         ("watermark", "yes"),

@@ -174,7 +174,7 @@ def test_damaged_weights_are_the_same_checkpoint_and_other_files_are_not(model_d
 def test_settings_belong_to_the_checkpoint_or_the_environment(model_dir: Path) -> None:
     plain = parameters(model_dir)
     assert checkpoint(parameters(model_dir, dtype="float16", num_threads="2")) == checkpoint(plain)
-    assert checkpoint(parameters(model_dir, final_mode="reference")) != checkpoint(plain)
+    assert checkpoint(parameters(model_dir, left_context_chunks="4")) != checkpoint(plain)
     assert environment(parameters(model_dir, max_sessions="9"), "", "a") == environment(plain, "", "a")
     others = [
         environment(parameters(model_dir, dtype="float16"), "", "a"),

@@ -42,10 +42,8 @@ order of sums inside matrix products (padded keys add exact zeros). Seen: 2e-6."
 
 def make_stage(
     *,
-    incremental: bool = True,
     flow_state_mb: int = 64,
     left_context_chunks: int = 0,
-    final_mode: str = "streaming",
     dtype: str = "float32",
     reserve_tokens: int = 100,
     checkpoint: CheckpointConfig = CHECKPOINT,
@@ -61,11 +59,10 @@ def make_stage(
             dtype=dtype,
             flow_state_mb=flow_state_mb,
             left_context_chunks=left_context_chunks,
-            final_mode=final_mode,
             max_suspensions=max_suspensions,
             flow_context_s=flow_context_s,
         )
-        return FlowStage(config, checkpoint, incremental=incremental, reserve_tokens=reserve_tokens, network=network)
+        return FlowStage(config, checkpoint, reserve_tokens=reserve_tokens, network=network)
 
 
 @functools.cache

@@ -112,10 +112,3 @@ def test_a_hop_or_a_voice_beyond_the_context_is_refused() -> None:
     assert isinstance(refused, InvalidInputError)
     assert hop_mel(subject, state, make_tokens(100), True).shape[1] == 200
     subject.check_integrity()
-
-
-def test_the_last_hop_with_full_attention_goes_on_from_what_is_known() -> None:
-    subject, voice = stage(8.0, final_mode="reference"), make_prompt(30)
-    pieces = pieces_of(300, [75])
-    mels = run(subject, voice, pieces)
-    assert sum(mel.shape[1] for mel in mels) == 600 and all(torch.isfinite(mel).all() for mel in mels)
