@@ -9,14 +9,14 @@ import torch
 
 
 @contextmanager
-def exact_float32(benchmark: bool = False, tf32: bool = False) -> Iterator[None]:
-    """Disable TF32 inside the block; the flags are restored after it. benchmark: cuDNN times its algorithms for every new shape.
+def exact_float32(tf32: bool = False) -> Iterator[None]:
+    """Disable TF32 inside the block; the flags are restored after it. tf32: enable it instead, for networks that may be inexact.
 
-    tf32: enable it instead, for networks that may be inexact.
+    cuDNN does not time its algorithms for new shapes either.
     """
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32
-    cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = tf32, benchmark, tf32
+    cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = tf32, False, tf32
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bistream.gpu.precision import exact_float32
-from bistream.mel2wav.causal.graphs.decoder import Decoder, Edges
+from bistream.mel2wav.causal.graphs.decoder import POSITIONS_DIM, Decoder, Edges
 from bistream.mel2wav.causal.graphs.functions import Functions
 from bistream.mel2wav.causal.graphs.meta import AHEAD, DECODED, ENDS, FIRST_PITCHED, PITCHED, SLOT, STARTS
 from bistream.mel2wav.causal.layers import LayerMemory
@@ -60,7 +60,6 @@ class CausalParts:
     meta: Tensor
     new_mel: Tensor
     noise: Tensor
-    benchmark: bool
     layer_memory: Callable[[Tensor, Tensor], LayerMemory]
 
 
@@ -85,7 +84,7 @@ class CausalCall:
         ``meta`` is copied: the compiler compiles anew for every base of a view, and a tensor made in inference mode is not a view.
         """
         limit = torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT)
-        with torch.inference_mode(), exact_float32(self._parts.benchmark), limit:
+        with torch.inference_mode(), exact_float32(), limit:
             parts, meta = self._parts, self._meta.clone()
             mel = parts.functions.gather_mel(parts.slots.mel, parts.new_mel, meta, self._frame)
             signal = Signal(meta[:, DECODED], meta[:, STARTS] != 0, meta[:, ENDS] != 0)
@@ -147,7 +146,7 @@ class CausalCall:
         spectrum = hift.source_spectrum(source, signal).transpose(1, 2)
         spectrum = F.pad(spectrum, (0, decoder.spectrum_width - spectrum.shape[2]))
         memory = parts.layer_memory(slots.layers[slot], signal.frames)
-        polar = decoder(mel, spectrum, masks, Edges(decoder.layout, hift, memory, signal.starts))
+        polar = decoder(mel, spectrum, masks, Edges(hift, memory, signal.starts))
         waves = parts.functions.polar_spectrum(hift.fourier, polar, decoder.post_bias, masks[-1]).transpose(1, 2)
         wave_memory = LayerMemory(slots.waves[slot], signal.frames)
         audio = hift.waveform(wave_memory.extend(waves, hift.spectrum_history, hift.rates[-1]), signal)
@@ -161,13 +160,13 @@ def state_sizes(hift: CausalHiFT, decoder: Decoder) -> tuple[int, int, int]:
     """Numbers that decoder, last Fourier transform and f0 predictor keep between calls, of one session."""
     device = hift.fourier.forward_basis.device
     one, bins = torch.ones(1, dtype=torch.int64, device=device), hift.config.in_channels
-    layers, f0_layers = LayerMemory(None, one, decoder.layout.positions_dim), LayerMemory(None, one)
+    layers, f0_layers = LayerMemory(None, one, POSITIONS_DIM), LayerMemory(None, one)
     hift.f0_predictor(torch.zeros(1, bins, 1 + hift.config.f0_look_right, device=device), f0_layers)
     mel = torch.zeros(1, 1 + hift.config.conv_pre_look_right, bins, device=device)
     frames = hift.source_frames_before + hift.rates[-1] + 1
     spectrum = torch.zeros(1, frames, decoder.spectrum_width, device=device)
     sizes = [1, *(rate + int(rate == hift.rates[-1]) for rate in hift.rates)]
     masks = [torch.ones(1, size, 1, dtype=torch.bool, device=device) for size in sizes]
-    decoder(mel, spectrum, masks, Edges(decoder.layout, hift, layers, one.bool()))
+    decoder(mel, spectrum, masks, Edges(hift, layers, one.bool()))
     waves = hift.spectrum_history * (hift.config.istft_n_fft + 2)
     return math.prod(layers.kept().shape), waves, math.prod(f0_layers.kept().shape)

@@ -1,4 +1,4 @@
-"""The decoder between the two Fourier transforms, in dtype and memory layout in which a GPU convolves fastest.
+"""The decoder between the two Fourier transforms, in the dtype and memory layout, channels last, in which a GPU convolves fastest.
 
 The network is that of ``causal/network.py``; here convolutions add no bias, the activations and sums between two of them are fused into one
 function, and a residual stream lacks its biases until its next sum, which adds all missing ones as one vector.
@@ -20,47 +20,12 @@ from bistream.mel2wav.hift import LAST_LEAKY_SLOPE, Snake
 
 _WIDE = 256  # channels, from which on a dilated convolution is computed as a product
 _CHANNEL_ROUND = 8  # of spectra: tensor cores take channels in groups of eight
-
-
-@dataclass(frozen=True)
-class DecoderLayout:
-    """Activations are [B, positions, channels] (channels last), or [B, channels, positions]."""
-
-    channels_last: bool
-
-    @property
-    def positions_dim(self) -> int:
-        return 1 if self.channels_last else 2
-
-    @property
-    def channels_dim(self) -> int:
-        return 2 if self.channels_last else 1
-
-    def enter(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """x: [B, positions, channels]."""
-        return (x if self.channels_last else x.transpose(1, 2)).to(dtype).contiguous()
-
-    def leave(self, x: Tensor) -> Tensor:
-        """Between the layout and [B, positions, channels]; a view."""
-        return x if self.channels_last else x.transpose(1, 2)
-
-    def vector(self, values: Tensor) -> Tensor:
-        """One float32 number per channel, in a shape that broadcasts over activations."""
-        values = values.detach().float().clone()
-        return values if self.channels_last else values[:, None]
-
-    def convolve(self, x: Tensor, conv: Conv) -> Tensor:
-        """As a convolution of images of height 1: PyTorch has a channels-last layout for images only."""
-        if self.channels_last and _is_product(conv):
-            return _as_product(x, conv)
-        image = (x.transpose(1, 2) if self.channels_last else x).unsqueeze(2)
-        line = F.conv2d(image, conv.weight, None, (1, conv.stride), (0, 0), (1, conv.dilation)).squeeze(2)
-        return line.transpose(1, 2) if self.channels_last else line
+POSITIONS_DIM = 1  # of activations, whose channels are last
 
 
 @dataclass(frozen=True)
 class Conv:
-    """weight: 4-dimensional, height 1. bias: float32 in the layout's shape; it is not added by ``DecoderLayout.convolve``.
+    """weight: 4-dimensional, height 1. bias: float32; it is not added by ``convolve``.
 
     history: positions to the left that the convolution sees, after its input's positions were repeated ``repeats`` times. stage: from
     0 on; -1: before the first.
@@ -75,8 +40,16 @@ class Conv:
     stage: int = -1
 
 
+def convolve(x: Tensor, conv: Conv) -> Tensor:
+    """[B, positions, channels]. As a convolution of images of height 1: PyTorch has a channels-last layout for images only."""
+    if _is_product(conv):
+        return _as_product(x, conv)
+    image = x.transpose(1, 2).unsqueeze(2)
+    return F.conv2d(image, conv.weight, None, (1, conv.stride), (0, 0), (1, conv.dilation)).squeeze(2).transpose(1, 2)
+
+
 def _is_product(conv: Conv) -> bool:
-    """Whether a channels-last convolution is computed by ``_as_product``, which knows no strides."""
+    """Whether a convolution is computed by ``_as_product``, which knows no strides."""
     return conv.dilation > 1 and min(conv.weight.shape[:2]) >= _WIDE and conv.stride == 1
 
 
@@ -97,32 +70,28 @@ def _as_product(x: Tensor, conv: Conv) -> Tensor:
 class Edges:
     """What stands before the rows of one call: what the previous call saw. starts: bool [B], rows at the start of their signal."""
 
-    layout: DecoderLayout
     hift: CausalHiFT
     memory: LayerMemory
     starts: Tensor
 
     def convolve(self, x: Tensor, conv: Conv) -> Tensor:
-        """In the layout, without the bias."""
-        layout = self.layout
+        """Without the bias."""
         if conv.repeats > 1:
-            x = x.repeat_interleave(conv.repeats, dim=layout.positions_dim)
+            x = x.repeat_interleave(conv.repeats, dim=POSITIONS_DIM)
         if conv.history:
             x = self.memory.extend(x, conv.history, self.hift.rates[conv.stage])
-        return layout.convolve(x, conv)
+        return convolve(x, conv)
 
     def front(self, x: Tensor) -> Tensor:
         """The position before the first one of the last stage: there is one STFT frame more than hops."""
-        dim = self.layout.positions_dim
-        before = self.memory.extend(x, 1, self.hift.rates[-1]).narrow(dim, 0, 1)
-        return torch.where(self.starts[:, None, None], x.narrow(dim, 1, 1), before)
+        before = self.memory.extend(x, 1, self.hift.rates[-1])[:, :1]
+        return torch.where(self.starts[:, None, None], x[:, 1:2], before)
 
     def source(self, waves: Tensor, stage: int) -> Tensor:
         """The positions of the source's spectrum that a stage reads."""
-        dim, stride = self.layout.positions_dim, self.hift.source_downs[stage].stride
+        stride = self.hift.source_downs[stage].stride
         assert isinstance(stride, tuple)
-        first = self.hift.source_frames_before - (stride[0] - 1)
-        return waves.narrow(dim, first, waves.shape[dim] - first)
+        return waves[:, self.hift.source_frames_before - (stride[0] - 1) :]
 
 
 @dataclass(frozen=True)
@@ -151,18 +120,17 @@ class Stage:
     end_missing: Tensor
 
 
-def _pack(module: nn.Module, dtype: torch.dtype, layout: DecoderLayout, stage: int, inputs: int = 0, outputs: int = 0) -> Conv:
+def _pack(module: nn.Module, dtype: torch.dtype, stage: int, inputs: int = 0, outputs: int = 0) -> Conv:
     """inputs, outputs: channels to pad to with zeros (0: no padding)."""
     assert isinstance(module, nn.Conv1d) and module.bias is not None
     weight, bias = module.weight.detach(), module.bias.detach()
     if inputs or outputs:
         grow = (max(0, outputs - weight.shape[0]), max(0, inputs - weight.shape[1]))
         weight, bias = F.pad(weight, (0, 0, 0, grow[1], 0, grow[0])), F.pad(bias, (0, grow[0]))
-    memory = torch.channels_last if layout.channels_last else torch.contiguous_format
-    image = weight.to(dtype).unsqueeze(2).clone(memory_format=memory)
+    image = weight.to(dtype).unsqueeze(2).clone(memory_format=torch.channels_last)
     return Conv(
         weight=image,
-        bias=layout.vector(bias),
+        bias=_vector(bias),
         stride=module.stride[0],
         dilation=module.dilation[0],
         history=module.history if isinstance(module, CausalConv) else 0,
@@ -171,31 +139,36 @@ def _pack(module: nn.Module, dtype: torch.dtype, layout: DecoderLayout, stage: i
     )
 
 
-def _layers(block: nn.Module, dtype: torch.dtype, layout: DecoderLayout, stage: int, missing: Tensor | None = None) -> list[Layer]:
+def _vector(values: Tensor) -> Tensor:
+    """One float32 number per channel."""
+    return values.detach().float().clone()
+
+
+def _layers(block: nn.Module, dtype: torch.dtype, stage: int, missing: Tensor | None = None) -> list[Layer]:
     """missing: the bias that the block's input lacks."""
     assert isinstance(block, CausalResBlock)
 
     def alpha(snake: nn.Module) -> Tensor:
         assert isinstance(snake, Snake)
-        return layout.vector(snake.alpha)
+        return _vector(snake.alpha)
 
     layers = []
     for snake1, conv1, snake2, conv2 in zip(block.activations1, block.convs1, block.activations2, block.convs2, strict=True):
-        second = _pack(conv2, dtype, layout, stage)
+        second = _pack(conv2, dtype, stage)
         lacks = second.bias if missing is None else second.bias + missing
-        layers.append(Layer(alpha(snake1), _pack(conv1, dtype, layout, stage), alpha(snake2), second, lacks))
+        layers.append(Layer(alpha(snake1), _pack(conv1, dtype, stage), alpha(snake2), second, lacks))
         missing = None
     return layers
 
 
-def _stage(hift: CausalHiFT, stage: int, dtype: torch.dtype, layout: DecoderLayout, width: int) -> Stage:
+def _stage(hift: CausalHiFT, stage: int, dtype: torch.dtype, width: int) -> Stage:
     """width: channels of the source's spectrum."""
     kernels = len(hift.config.resblock_kernel_sizes)
     blocks = list(hift.resblocks)[stage * kernels : (stage + 1) * kernels]
-    packed_up = _pack(hift.ups[stage], dtype, layout, stage)
-    packed_down = _pack(hift.source_downs[stage], dtype, layout, stage, inputs=width)
-    source_block = _layers(hift.source_resblocks[stage], dtype, layout, stage, packed_down.bias)
-    packed = [_layers(block, dtype, layout, stage) for block in blocks]
+    packed_up = _pack(hift.ups[stage], dtype, stage)
+    packed_down = _pack(hift.source_downs[stage], dtype, stage, inputs=width)
+    source_block = _layers(hift.source_resblocks[stage], dtype, stage, packed_down.bias)
+    packed = [_layers(block, dtype, stage) for block in blocks]
     ends = torch.stack([layers[-1].missing for layers in packed]).sum(0)
     return Stage(packed_up, packed_down, source_block, packed, source_block[-1].missing + packed_up.bias, ends)
 
@@ -203,15 +176,15 @@ def _stage(hift: CausalHiFT, stage: int, dtype: torch.dtype, layout: DecoderLayo
 class Decoder:
     """Holds a copy of the weights in ``dtype``; the network is unchanged."""
 
-    def __init__(self, hift: CausalHiFT, dtype: torch.dtype, layout: DecoderLayout, functions: Functions) -> None:
-        self.dtype, self.layout, self._functions = dtype, layout, functions
+    def __init__(self, hift: CausalHiFT, dtype: torch.dtype, functions: Functions) -> None:
+        self.dtype, self._functions = dtype, functions
         config = hift.config
         self.spectrum_width = -(-(config.istft_n_fft + 2) // _CHANNEL_ROUND) * _CHANNEL_ROUND
         kernels = len(config.resblock_kernel_sizes)
-        self._pre = _pack(hift.conv_pre, dtype, layout, -1)
-        self._stages = [_stage(hift, stage, dtype, layout, self.spectrum_width) for stage in range(len(hift.ups))]
-        self._post = _pack(hift.conv_post, dtype, layout, len(hift.ups) - 1, outputs=self.spectrum_width)
-        self.post_bias = self._post.bias.flatten()
+        self._pre = _pack(hift.conv_pre, dtype, -1)
+        self._stages = [_stage(hift, stage, dtype, self.spectrum_width) for stage in range(len(hift.ups))]
+        self._post = _pack(hift.conv_post, dtype, len(hift.ups) - 1, outputs=self.spectrum_width)
+        self.post_bias = self._post.bias
         device = self._pre.weight.device
         slopes = [config.lrelu_slope] * len(self._stages) + [LAST_LEAKY_SLOPE]
         self._slopes = [torch.tensor(slope, device=device) for slope in slopes]
@@ -222,18 +195,17 @@ class Decoder:
 
         Returns the output of ``conv_post`` without its bias, [B, frames, spectrum_width].
         """
-        masks = [self.layout.leave(mask) for mask in masks]
         functions = self._functions
-        waves = self.layout.enter(spectrum, self.dtype)
-        x = edges.convolve(self.layout.enter(mel, self.dtype), self._pre)
+        waves = spectrum.to(self.dtype).contiguous()
+        x = edges.convolve(mel.to(self.dtype).contiguous(), self._pre)
         x = functions.add_and_leak([x], self._pre.bias, self._one, self._slopes[0], masks[0])
         for index, stage in enumerate(self._stages):
             x = edges.convolve(x, stage.up)
             if index == len(self._stages) - 1:
-                x = torch.cat([edges.front(x), x], dim=self.layout.positions_dim)
+                x = torch.cat([edges.front(x), x], dim=POSITIONS_DIM)
             source = edges.convolve(edges.source(waves, index), stage.source_down)
             x = self._stage(stage, x, source, self._slopes[index + 1], masks[index + 1], edges)
-        return self.layout.leave(edges.convolve(x, self._post))
+        return edges.convolve(x, self._post)
 
     def _stage(self, stage: Stage, x: Tensor, source: Tensor, slope: Tensor, mask: Tensor, edges: Edges) -> Tensor:
         """x: upsampled, source: at the same rate, both without their biases -> activation for the next layer."""

@@ -64,16 +64,17 @@ def polar_spectrum(fourier: FourierFrames, x: Tensor, bias: Tensor, mask: Tensor
 
 
 Function = Callable[..., Any]
+Backend = str | Callable[..., Any] | None
 
 
 class Functions:
     """The functions above, compiled by ``torch.compile`` with ``backend``; None: not compiled.
 
-    static_dim: dimension of activations to specialise on: a division by a known number of channels is cheaper. None: no such dimension.
+    They are specialised on the number of channels where ``is_static``: a division by a known number is cheaper.
     """
 
-    def __init__(self, backend: str | Callable[..., Any] | None, static_dim: int | None) -> None:
-        self._backend, self._static_dim = backend, static_dim
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self.snake = self._prepare(snake, True)
         self.add_and_snake = self._prepare(add_and_snake, True)
         self.add_and_leak = self._prepare(add_and_leak, True)
@@ -84,15 +85,14 @@ class Functions:
         if self._backend is None:
             return function
         compiled: Function = torch.compile(function, dynamic=True, fullgraph=True, backend=self._backend)
-        dim = self._static_dim
-        if not is_static or dim is None:
+        if not is_static:
             return compiled
 
         def call(*arguments: Tensor | list[Tensor]) -> Any:
             for argument in arguments:
                 for tensor in argument if isinstance(argument, list) else [argument]:
                     if tensor.ndim == 3:
-                        torch._dynamo.mark_static(tensor, dim)
+                        torch._dynamo.mark_static(tensor, 2)
             return compiled(*arguments)
 
         return call

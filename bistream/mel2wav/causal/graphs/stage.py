@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +22,8 @@ from bistream.errors import BusyError
 from bistream.gpu.recording import GraphRecorder
 from bistream.gpu.steps import Steps
 from bistream.mel2wav.causal.graphs.call import CausalCall, CausalParts, CausalSlots, state_sizes
-from bistream.mel2wav.causal.graphs.decoder import Decoder, DecoderLayout
-from bistream.mel2wav.causal.graphs.functions import Functions
+from bistream.mel2wav.causal.graphs.decoder import POSITIONS_DIM, Decoder
+from bistream.mel2wav.causal.graphs.functions import Backend, Functions
 from bistream.mel2wav.causal.graphs.meta import META_NUMBERS, pack_rows
 from bistream.mel2wav.causal.hop_plan import CausalPlan, advance, plan_call
 from bistream.mel2wav.causal.layers import LayerMemory
@@ -39,21 +38,6 @@ _log = logging.getLogger(__name__)
 
 # Frames of a call: those of a hop and 4 that were known before. A steady hop has 54.
 BUCKETS = tuple(Bucket(rows, frames) for frames in (32, 56, 112, 224) for rows in (2, 16, 64) if rows * frames <= 64 * 56)
-
-
-@dataclass(frozen=True)
-class GraphOptions:
-    """How the network is computed.
-
-    channels_last: memory layout of activations. static_widths: compile the functions between convolutions for each number of channels.
-    benchmark: let cuDNN time its algorithms for every shape while graphs are recorded. backend: of ``torch.compile``; None: do not
-    compile.
-    """
-
-    channels_last: bool = True
-    static_widths: bool = True
-    benchmark: bool = False
-    backend: str | Callable[..., Any] | None = "inductor"
 
 
 @dataclass(eq=False)
@@ -78,25 +62,23 @@ class CausalSlotState:
 class CausalGraphStage:
     """``vocoder.Vocoder``. plain: its network is used, and it synthesises offline. ``record`` False runs the same call without a graph.
 
-    dtype: of the decoder's convolutions.
+    dtype: of the decoder's convolutions. backend: of ``torch.compile``; None: do not compile.
     """
 
     joins_exactly = True
 
     def __init__(
         self, config: RuntimeConfig, sizes: CausalVocoderConfig, plain: CausalVocoderStage, *, dtype: torch.dtype = torch.float16,
-        record: bool = True, options: GraphOptions | None = None, buckets: Sequence[Bucket] = BUCKETS,
+        record: bool = True, backend: Backend = "inductor", buckets: Sequence[Bucket] = BUCKETS,
     ) -> None:  # fmt: skip
-        options = options or GraphOptions()
         self.plain, self.device, self.buckets = plain, plain.device, buckets
         self._look_right, self._f0_look_right = sizes.conv_pre_look_right, sizes.f0_look_right
         self._record = record
-        hift, layout = plain.hift, DecoderLayout(options.channels_last)
-        functions = Functions(options.backend, layout.channels_dim if options.static_widths else None)
-        decoder = Decoder(hift, dtype, layout, functions)
+        hift, functions = plain.hift, Functions(backend)
+        decoder = Decoder(hift, dtype, functions)
         rows, self._most_frames = max(bucket.rows for bucket in buckets), max(bucket.frames for bucket in buckets)
         columns = max(bucket.rows * bucket.frames for bucket in buckets)
-        sizes_of_state = state_sizes(hift, Decoder(hift, dtype, layout, Functions(None, None)))  # nothing is compiled for one session
+        sizes_of_state = state_sizes(hift, Decoder(hift, dtype, Functions(None)))  # nothing is compiled for one session
         self._slots = self._make_slots(config.max_sessions + 1, sizes_of_state, dtype)
         self._free_slots = list(range(config.max_sessions, SCRATCH_SLOT, -1))
         on_gpu = self.device.type == "cuda"
@@ -109,8 +91,7 @@ class CausalGraphStage:
             meta=torch.zeros(rows, META_NUMBERS, dtype=torch.int64, device=self.device),
             new_mel=torch.zeros(columns, sizes.in_channels, device=self.device),
             noise=plain.noise,
-            benchmark=options.benchmark,
-            layer_memory=_layer_memory(layout, on_gpu),
+            layer_memory=_layer_memory(on_gpu),
         )
         self._calls = {bucket: CausalCall(self._parts, bucket) for bucket in buckets}
         self._host_audio = torch.zeros(max(call.audio.numel() for call in self._calls.values()), pin_memory=on_gpu)
@@ -230,12 +211,12 @@ class CausalGraphStage:
         return host.numpy()
 
 
-def _layer_memory(layout: DecoderLayout, on_gpu: bool) -> Callable[[Tensor, Tensor], LayerMemory]:
-    if on_gpu and layout.channels_last:
+def _layer_memory(on_gpu: bool) -> Callable[[Tensor, Tensor], LayerMemory]:
+    if on_gpu:
         from bistream.mel2wav.causal.graphs.cuda.layer_memory import KernelLayerMemory  # noqa: PLC0415  (needs Triton)
 
         return KernelLayerMemory
-    return partial(LayerMemory, positions_dim=layout.positions_dim)
+    return partial(LayerMemory, positions_dim=POSITIONS_DIM)
 
 
 def _slot_state(hop: VocoderHop) -> CausalSlotState:
