@@ -85,7 +85,6 @@ class RuntimeConfig:
     first_lookahead_tokens: int = 10  # Spark-TTS: speech tokens behind the first audio of a sentence before it is spoken; 67: exactly
     max_hop_chunks: int = 4  # chunks of 25 tokens that a hop of a whole text takes at most; hops grow with their place in the speech
     idle_pause: float = 2.0  # pause of the language model after a step for which nobody waits, in lengths of that step; 0: none
-    max_suspensions: int = 5  # times that a batch of hops may give way to urgent ones, between steps of the flow's solver; 0: never
 
     def __post_init__(self) -> None:
         _check(self.engine in ("torch", "tensorrt_llm"), "engine", self.engine, "torch or tensorrt_llm")
@@ -131,7 +130,6 @@ class RuntimeConfig:
         _check(self.num_threads >= 0, "num_threads", self.num_threads, "0 or more")
         _check(1 <= self.max_hop_chunks <= 8, "max_hop_chunks", self.max_hop_chunks, "a number from 1 to 8")
         _check(0 <= self.idle_pause <= 20, "idle_pause", self.idle_pause, "a number from 0 (never) to 20")
-        _check(0 <= self.max_suspensions <= 9, "max_suspensions", self.max_suspensions, "a number from 0 (never) to 9")
         _check(self.left_context_chunks >= 0, "left_context_chunks", self.left_context_chunks, "0 or more")
 
     @classmethod

@@ -9,11 +9,10 @@ Urgent are first hops, whose listeners hear nothing yet, and hops whose listener
   as long as possible, urgent hops first: long ones make most audio per second. Urgent hops alone would let all listeners' audio shrink,
   and with it the hops, until all are urgent.
 - Otherwise, with urgent hops waiting, a batch is theirs alone, and of medium length at most.
-- With none waiting it is long. Where batches may be interrupted, that costs the next urgent hop a step of the solver. Where they may not,
-  a batch is of medium length while first hops keep coming.
-- After each step a batch without urgent hops gives way to urgent ones, unless it is nearly done, has given way ``max_suspensions``
+- With none waiting it is long, which costs the next urgent hop a step of the solver.
+- After each step a batch without urgent hops gives way to urgent ones, unless it is nearly done, has given way ``MAX_SUSPENSIONS``
   times, or its own listeners could then run out: they must have audio for the batch that goes first, for what is left of their own, and
-  ``MARGIN_S``. So a batch is suspended for at most ``max_suspensions`` long batches.
+  ``MARGIN_S``. So a batch is suspended for at most ``MAX_SUSPENSIONS`` long batches.
 - Without urgent hops, and while the server is not short of time, a batch or its next step may also wait for the language model, which
   computes for somebody who waits (``gpu.claims``), until its own listeners are nearly late.
 """
@@ -37,7 +36,7 @@ NEARLY_LATE_S = 0.25  # more than a long batch: the hop policy's ``urgent_buffer
 AMPLE_AUDIO_S = 6.0  # less at a server that is short of time, and the hops of all shrink (tests/unit/sessions/test_overload.py)
 MARGIN_S = 0.05  # for what predictions of a batch's time miss
 NEARLY_DONE_STEPS = 1
-ARRIVALS_MEMORY_S = 2.0
+MAX_SUSPENSIONS = 5  # of one batch
 
 
 class StepDecision(enum.Enum):
@@ -74,29 +73,12 @@ class BatchStanding:
         )
 
 
-class Arrivals:
-    """How many first hops come per second, over about the last ``ARRIVALS_MEMORY_S``."""
-
-    def __init__(self) -> None:
-        self._per_s = 0.0
-        self._at_s = 0.0
-
-    def came(self, now_s: float) -> None:
-        self._per_s = self.per_s(now_s) + 1.0 / ARRIVALS_MEMORY_S
-        self._at_s = now_s
-
-    def per_s(self, now_s: float) -> float:
-        return self._per_s * max(0.0, 1.0 - (now_s - self._at_s) / ARRIVALS_MEMORY_S)
-
-
 class BatchRules:
-    """max_suspensions: of a batch; 0: batches are computed whole. max_hops: of a batch."""
+    """max_hops: of a batch."""
 
-    def __init__(self, pace: BatchPace, max_suspensions: int, max_hops: int = MAX_BATCH_HOPS) -> None:
+    def __init__(self, pace: BatchPace, max_hops: int = MAX_BATCH_HOPS) -> None:
         self.pace = pace
         self._max_hops = max_hops
-        self.max_suspensions = max_suspensions
-        self.arrivals = Arrivals()
 
     def next_batch(self, queue: HopQueue[T], now_s: float) -> list[QueuedHop[T]]:
         """Take the next batch from the queue; empty if that is."""
@@ -105,7 +87,7 @@ class BatchRules:
     def may_be_interrupted(self, batch: BatchStanding, now_s: float) -> bool:
         """Whether a batch that begins now may give way at all; one that may not is best computed without a look between its steps."""
         is_urgent = batch.has_first or batch.earliest_deadline_s <= now_s + NEARLY_LATE_S
-        return self.max_suspensions > 0 and batch.steps > 1 and not is_urgent
+        return batch.steps > 1 and not is_urgent
 
     def after_step(self, batch: BatchStanding, queue: HopQueue[T], now_s: float) -> StepDecision:
         """What a batch with steps left does now; also asked when a batch that went first is done."""
@@ -116,7 +98,7 @@ class BatchRules:
             return StepDecision.URGENT
         if batch.steps_left <= NEARLY_DONE_STEPS:
             return StepDecision.NEARLY_DONE
-        if batch.suspensions >= self.max_suspensions:
+        if batch.suspensions >= MAX_SUSPENSIONS:
             return StepDecision.OFTEN_ENOUGH
         first_s = self.pace.seconds(sum(hop.tokens for hop in queue.first(self._size(queue, now_s))))
         rest_s = self.pace.seconds(batch.tokens) * batch.steps_left / batch.steps
@@ -142,9 +124,5 @@ class BatchRules:
         longest = self._longest(queue)
         if self._is_short_of_time(queue, now_s):
             return longest
-        medium = queue.prefix(self._max_hops, self.pace.tokens_within(MEDIUM_BATCH_S))
         urgent = queue.urgent(now_s + NEARLY_LATE_S)
-        somebody_comes = self.arrivals.per_s(now_s) * LONG_BATCH_S >= 1.0
-        if urgent:
-            return min(urgent, medium)
-        return medium if somebody_comes and not self.max_suspensions else longest
+        return min(urgent, queue.prefix(self._max_hops, self.pace.tokens_within(MEDIUM_BATCH_S))) if urgent else longest

@@ -67,13 +67,13 @@ def make_pages(sizes: FlowConfig, pages: int, dtype: torch.dtype, device: torch.
 
 def make_runner(tier: Tier, config: RuntimeConfig, network: FlowModel, pages: StatePages) -> FlowRunner:
     """The runner of ``tier``. pages: from ``make_pages``."""
-    left, interruptible = config.left_context_chunks, config.max_suspensions > 0
+    left = config.left_context_chunks
     if tier is Tier.PLAIN:
         return FlowRunner(network, pages, left, None if network.device.type == "cpu" else Buckets())
     if isinstance(network, DitFlow) and isinstance(pages, DitPages):
         from bistream.token2mel.dit.graphs.runner import DitGraphRunner  # noqa: PLC0415
 
-        runner = DitGraphRunner(network, pages, left, interruptible=interruptible)
+        runner = DitGraphRunner(network, pages, left)
         runner.record()
         return runner
     assert isinstance(network, FlowNetwork) and isinstance(pages, FlowPages)
@@ -81,6 +81,6 @@ def make_runner(tier: Tier, config: RuntimeConfig, network: FlowModel, pages: St
 
     files, steps = (unet_weights.FILE_NAME, *YAML_NAMES), str(network.config.n_timesteps)
     facts = facts_of(config.model_dir, files, network.device, network.dtype, solver_steps=steps)
-    unet_runner = CudaFlowRunner(network, pages, left, interruptible=interruptible, facts=facts)
+    unet_runner = CudaFlowRunner(network, pages, left, facts=facts)
     unet_runner.record()
     return unet_runner

@@ -25,11 +25,6 @@ UsedCall = TypeVar("UsedCall", contravariant=True)
 FAILED = "Computing the speech failed; open a new session and try again."
 
 
-def solver_parts(steps: int, interruptible: bool) -> tuple[range, ...]:
-    """The solver's steps in the parts between which a batch may stop."""
-    return tuple(range(step, step + 1) for step in range(steps)) if interruptible else (range(steps),)
-
-
 class SpanGroup(Protocol):
     """Spans that one call of the network computes together."""
 
@@ -38,7 +33,7 @@ class SpanGroup(Protocol):
         """Calls of ``step`` that are left."""
 
     def step(self) -> None:
-        """One part of the solver's steps, the first with everything that comes before them."""
+        """One of the solver's steps, the first with everything that comes before them."""
 
     def results(self) -> list[Tensor | EngineError]:
         """Of each span, after the last step; waits for the device."""
@@ -128,46 +123,47 @@ class FixedBuffers:
             self._user = None
 
 
-class PartsRunner(Protocol[UsedCall]):
+class StepsRunner(Protocol[UsedCall]):
     """Computes batches in fixed buffers. UsedCall: the buffers of one batch size."""
 
     @property
-    def parts(self) -> Sequence[range]: ...
+    def steps(self) -> int:
+        """Of the solver."""
 
     def load(self, call: UsedCall, spans: Sequence[Span]) -> None:
         """Bring a batch to the device."""
 
     def launch(self, call: UsedCall, number: int) -> None:
-        """Queue one of ``parts``."""
+        """Queue one of the steps."""
 
     def results(self, call: UsedCall, spans: Sequence[Span]) -> list[Tensor | EngineError]:
-        """Directly after the last part."""
+        """Directly after the last step."""
 
 
 class BufferedGroup(Generic[Call]):
-    """A ``SpanGroup`` in fixed buffers. state: those whose content a batch needs between two parts."""
+    """A ``SpanGroup`` in fixed buffers. state: those whose content a batch needs between two steps."""
 
     def __init__(
-        self, runner: PartsRunner[Call], call: Call, spans: Sequence[Span], buffers: FixedBuffers, state: Sequence[Tensor]
+        self, runner: StepsRunner[Call], call: Call, spans: Sequence[Span], buffers: FixedBuffers, state: Sequence[Tensor]
     ) -> None:
         self._runner = runner
         self._call = call
         self._spans = spans
         self._buffers = buffers
         self._saved = SavedTensors(state)
-        self._parts_done = 0
+        self._steps_done = 0
 
     @property
     def steps_left(self) -> int:
-        return len(self._runner.parts) - self._parts_done
+        return self._runner.steps - self._steps_done
 
     def step(self) -> None:
-        is_new = not self._parts_done
+        is_new = not self._steps_done
         self._buffers.enter(self._saved, is_new)
         if is_new:
             self._runner.load(self._call, self._spans)
-        self._runner.launch(self._call, self._parts_done)
-        self._parts_done += 1
+        self._runner.launch(self._call, self._steps_done)
+        self._steps_done += 1
 
     def results(self) -> list[Tensor | EngineError]:
         found = self._runner.results(self._call, self._spans)

@@ -62,11 +62,6 @@ class Schedule:
         """Whether urgent hops wait."""
         return self.queue.urgent(now_s + NEARLY_LATE_S) > 0
 
-    def came(self, job: HopJob, now_s: float) -> None:
-        """A hop of a client came."""
-        if job.is_first:
-            self._rules.arrivals.came(now_s)
-
     def enqueue(self, job: HopJob) -> None:
         """A hop is the oldest one of its session."""
         self.queue.push(job, is_first=job.is_first, deadline_s=job.deadline_s, tokens=len(job.hop.token_ids))

@@ -89,7 +89,7 @@ class Token2Wav:
         marking = Marking.load(config, self._renderer.sizes)
         self._computing = Computing(self._renderer, clock, self._capacity, pace, marking, metrics.batch)  # used by the worker only
         self._claims = gpu_claims or GpuClaims()
-        rules = BatchRules(pace, config.max_suspensions, max_hops)
+        rules = BatchRules(pace, max_hops)
         self._schedule = Schedule(rules, self._computing.share, metrics.decided, self._claims.waits)
         self._next_expiry_s = -math.inf  # no lease expires earlier
         self._refusal: BistreamError | None = None  # of every new session: the service drains, or its worker has failed
@@ -113,7 +113,6 @@ class Token2Wav:
                 session.is_finalizing = hop.finalize
                 session.received_tokens += len(hop.token_ids)
                 session.jobs.append(job)
-                self._schedule.came(job, self._clock())
                 if len(session.jobs) == 1:
                     self._schedule.enqueue(job)
                 self._claim_gpu(releases=False)

@@ -39,26 +39,17 @@ def speakers() -> list[Speakers]:
 @pytest.mark.parametrize("steps", [(1,), (2, 1), (1, 3, 2), (1, 1000)], ids=str)
 def test_batches_in_turns_are_the_batches_alone(kind: str, steps: tuple[int, ...]) -> None:
     expected = in_turns(cuda.cuda_stage(kind), speakers(), (1000,))
-    found = in_turns(cuda.cuda_stage(kind, interruptible=True), speakers(), steps)
+    found = in_turns(cuda.cuda_stage(kind), speakers(), steps)
     for mels, exact in zip(found, expected, strict=True):
         for mel, other in zip(mels, exact, strict=True):
             assert EQUAL(mel, other) > cuda.REPEAT_DB[kind]
-
-
-@pytest.mark.parametrize("kind", cuda.KINDS)
-def test_graphs_by_step_are_the_whole_graph(kind: str) -> None:
-    whole, by_step = cuda.cuda_stage(kind), cuda.cuda_stage(kind, interruptible=True)
-    for found, exact in zip(cuda.speak(by_step, cuda.VOICES, cuda.HOPS), cuda.speak(whole, cuda.VOICES, cuda.HOPS), strict=True):
-        assert EQUAL(found, exact) > cuda.REPEAT_DB[kind]
-    for found, exact in zip(cuda.speak(by_step, cuda.VOICES, cuda.HOPS), cuda.exact_mels(), strict=True):
-        assert EQUAL(found, exact) > cuda.FLOAT16_DB
 
 
 def test_buckets_of_different_kernels_take_turns() -> None:
     """As in the server: few rows interrupt many, and the reverse."""
     stage = cuda.plain_stage()
     buckets = (Bucket(64, 4), Bucket(1664, 64))
-    runner = CudaFlowRunner(network_of(stage), pages_of(stage), stage.left_context_chunks, buckets, interruptible=True)
+    runner = CudaFlowRunner(network_of(stage), pages_of(stage), stage.left_context_chunks, buckets)
     runner.record()
     stage.runner = runner
     many = [Speakers([cuda.prompt(20 + row, row) for row in range(12)], [(25,) * 12, (30,) * 12], seed=4)]
@@ -73,11 +64,11 @@ def test_buckets_of_different_kernels_take_turns() -> None:
 
 def test_recording_by_step_on_first_use_changes_nothing() -> None:
     """A runner that records a bucket with its first batch: recording computes the steps, which begin again."""
-    recorded = cuda.cuda_stage("many", interruptible=True)
+    recorded = cuda.cuda_stage("many")
     late = cuda.plain_stage()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bistream.token2mel.cuda.runner.tuning_of", lambda bucket: cuda.TUNINGS["many"])
-        late.runner = CudaFlowRunner(network_of(late), pages_of(late), 0, cuda.BUCKETS["many"], interruptible=True)
+        late.runner = CudaFlowRunner(network_of(late), pages_of(late), 0, cuda.BUCKETS["many"])
     for found, exact in zip(in_turns(late, speakers(), (1,)), in_turns(recorded, speakers(), (1,)), strict=True):
         for mel, other in zip(found, exact, strict=True):
             assert EQUAL(mel, other) > cuda.REPEAT_DB["many"]

@@ -81,13 +81,13 @@ def plain_stage(**changes: object) -> FlowStage:
     return FlowStage(config(**changes), SIZES)
 
 
-def cuda_stage(kind: str, record: bool = True, interruptible: bool = False, **changes: object) -> FlowStage:
+def cuda_stage(kind: str, record: bool = True, **changes: object) -> FlowStage:
     """A stage whose runner uses one kind of kernel for all sizes."""
     stage = plain_stage(**changes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bistream.token2mel.cuda.runner.tuning_of", lambda bucket: TUNINGS[kind])
         left = stage.left_context_chunks
-        runner = CudaFlowRunner(network_of(stage), pages_of(stage), left, BUCKETS[kind], record, interruptible)
+        runner = CudaFlowRunner(network_of(stage), pages_of(stage), left, BUCKETS[kind], record)
         if record:
             runner.record()
     stage.runner = runner

@@ -34,7 +34,7 @@ def test_they_compile_and_fit(capability: int, monkeypatch: pytest.MonkeyPatch, 
     state = {key: torch.zeros(shape) for key, shape in weights.expected_shapes(sizes).items()}
     network = weights.build_network(state, sizes, CPU, torch.float16)
     buckets = (*BUCKETS[:4], BUCKETS[-1])  # one of each tuning
-    runner = CudaFlowRunner(network, FlowPages(sizes, 20, torch.float16, CPU), 0, buckets, interruptible=True)
+    runner = CudaFlowRunner(network, FlowPages(sizes, 20, torch.float16, CPU), 0, buckets)
     in_gluon = capability == 90 and triton.__version__.startswith(f"{GLUON_TRITON}.")
     assert names_that_compile_and_fit(runner._launch_all, capability) >= {
         *("query_few", "attend_few", "join_few", "feed_forward_few", "window_few"),

@@ -58,19 +58,18 @@ class CudaSolver:
             self.estimator = ManyEstimator(sizes, estimator, pages, buffers, arrays, bucket, tuning, left_context_chunks)
         self.is_finite = torch.zeros(self.frames, dtype=torch.bool, device=network.device)
 
-    def launch(self, steps: range) -> None:
-        """Queue these steps of the solver on the current stream: the first with all that comes before it; those before have been computed.
+    def launch(self, step: int) -> None:
+        """Queue this step of the solver on the current stream, the first with all that comes before it; those before have been computed.
 
         Between two steps a call's state is ``state()`` and its pages; everything else is written before it is read.
         """
         matching = self.network.matching
-        if not steps.start:
+        is_known = step == 0
+        if is_known:
             self._begin(self.encoder.launch())
-        for step in steps:
-            is_known = step == 0
-            self.estimator.launch(step, matching.time_biases[step], halves=1 if is_known else GUIDANCE_ROWS)
-            self._finish_step(matching.step_sizes[step], is_known)
-        if steps.stop == matching.n_steps:
+        self.estimator.launch(step, matching.time_biases[step], halves=1 if is_known else GUIDANCE_ROWS)
+        self._finish_step(matching.step_sizes[step], is_known)
+        if step + 1 == matching.n_steps:
             self.is_finite.copy_(torch.isfinite(self.buffers.mel[: self.frames]).all(dim=1))
 
     def state(self) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,7 @@ from bistream.token2mel.flow import FlowNetwork
 from bistream.token2mel.page_pool import FIRST_PAGE
 from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 from bistream.token2mel.runner import NOT_FINITE, FlowRunner
-from bistream.token2mel.solving import BufferedGroup, FixedBuffers, SpanBatch, SpanGroup, solver_parts
+from bistream.token2mel.solving import BufferedGroup, FixedBuffers, SpanBatch, SpanGroup
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +69,6 @@ class CudaFlowRunner(FlowRunner):
         left_context_chunks: int,
         buckets: Sequence[Bucket] = BUCKETS,
         record: bool = True,
-        interruptible: bool = False,
         facts: Fingerprint | None = None,
     ) -> None:
         super().__init__(network, pages, left_context_chunks, Buckets())
@@ -79,7 +78,7 @@ class CudaFlowRunner(FlowRunner):
         self._flow_pages = pages
         self._buckets = tuple(buckets)
         self._record = record
-        self.parts = solver_parts(config.n_timesteps, interruptible)
+        self.steps = config.n_timesteps
         self._in_use = FixedBuffers()
         tunings = [tuning_of(bucket) for bucket in self._buckets]
         largest = self._buckets[-1]
@@ -128,11 +127,11 @@ class CudaFlowRunner(FlowRunner):
             facts = {
                 "device": device,
                 "sizes": repr(config),
-                "parts": repr(self.parts),
+                "steps": repr(self.steps),
                 "calls": repr([(call.bucket, call.tuning) for call in self._calls]),
             }
             compile_ahead("flow", self._launch_all, facts | {"left": str(self.left_context_chunks), "dtype": str(self.network.dtype)})
-        with phase(f"flow: {len(self._calls) * len(self.parts)} graphs"):
+        with phase(f"flow: {len(self._calls) * self.steps} graphs"):
             for call in self._calls:
                 self._clear()
                 self._record_call(call)
@@ -142,11 +141,12 @@ class CudaFlowRunner(FlowRunner):
     def _launch_all(self) -> None:
         """Every kernel that a call launches, of all buckets: from the second step on they are the same."""
         for call in self._calls:
-            call.solver.launch(range(2))
+            for step in range(2):
+                call.solver.launch(step)
 
-    def _different_parts(self) -> list[range]:
-        """The first part has what comes before the solver, the last one what comes after it; all others launch the same kernels."""
-        return list(dict.fromkeys((self.parts[0], self.parts[min(1, len(self.parts) - 1)], self.parts[-1])))
+    def _different_steps(self) -> tuple[int, ...]:
+        """The first one has what comes before the solver, the last one what comes after it; all others launch the same kernels."""
+        return 0, 1, self.steps - 1
 
     def begin(self, spans: Sequence[Span]) -> SpanBatch:
         """As ``FlowRunner.begin``."""
@@ -182,11 +182,11 @@ class CudaFlowRunner(FlowRunner):
 
     @torch.no_grad()
     def launch(self, call: _Call, number: int) -> None:
-        """Queue one of ``parts``."""
+        """Queue one of the steps."""
         if call.graphs:
             call.graphs[number].replay()
         else:
-            call.solver.launch(self.parts[number])
+            call.solver.launch(number)
 
     @torch.no_grad()
     def results(self, call: _Call, spans: Sequence[Span]) -> list[Tensor | EngineError]:
@@ -224,9 +224,9 @@ class CudaFlowRunner(FlowRunner):
         """Recording computes the batch on the device (again), from its first step on, which changes nothing."""
         if self.network.device.type == "cuda":
             with torch.no_grad():
-                for part in self._different_parts():
-                    self._recorder.warm_up(partial(call.solver.launch, part))
-                call.graphs = [self._recorder.capture(partial(call.solver.launch, part))[0] for part in self.parts]
+                for step in self._different_steps():
+                    self._recorder.warm_up(partial(call.solver.launch, step))
+                call.graphs = [self._recorder.capture(partial(call.solver.launch, step))[0] for step in range(self.steps)]
 
     def _clear(self) -> None:
         """Empty the batch on the device."""

@@ -26,13 +26,13 @@ def speakers() -> list[Speakers]:
 @pytest.mark.parametrize("steps", [(1,), (2, 1), (1, 3, 2), (1, 1000)], ids=str)
 def test_batches_in_turns_are_the_batches_alone(steps: tuple[int, ...]) -> None:
     expected = in_turns(graphs.graph_stage(), speakers(), (1000,))
-    found = in_turns(graphs.graph_stage(interruptible=True), speakers(), steps)
+    found = in_turns(graphs.graph_stage(), speakers(), steps)
     for mels, exact in zip(found, expected, strict=True):
         for mel, other in zip(mels, exact, strict=True):
             assert graphs.snr_db(mel, other) > graphs.REPEAT_DB
 
 
 def test_graphs_by_step_are_close_to_the_plain_network() -> None:
-    found = graphs.speak(graphs.graph_stage(interruptible=True), graphs.VOICES, graphs.HOPS)
+    found = graphs.speak(graphs.graph_stage(), graphs.VOICES, graphs.HOPS)
     for mel, exact in zip(found, graphs.exact_mels(), strict=True):
         assert graphs.snr_db(mel, exact) > graphs.FLOAT16_DB

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,9 +14,9 @@ from bistream.hops.batch_rules import (
     LONG_BATCH_S,
     MARGIN_S,
     MAX_BATCH_HOPS,
+    MAX_SUSPENSIONS,
     MEDIUM_BATCH_S,
     NEARLY_LATE_S,
-    Arrivals,
     BatchRules,
     BatchStanding,
     StepDecision,
@@ -29,12 +28,12 @@ STEPS = 10
 NOW_S = 100.0
 
 
-def made(max_suspensions: int = 3) -> BatchRules:
+def made() -> BatchRules:
     """Its pace is known."""
     pace = BatchPace(FIRST_TOKENS_PER_S)
     for tokens in (25, 400, 1600):
         pace.observe(tokens, FIXED_S + TOKEN_S * tokens)
-    return BatchRules(pace, max_suspensions)
+    return BatchRules(pace)
 
 
 Item = tuple[bool, float, int]  # first, slack of its listener, tokens
@@ -77,11 +76,9 @@ def test_hops_wait_for_others_only_while_all_their_listeners_have_audio(items: l
     assert pressed <= queue.prefix(MAX_BATCH_HOPS, turns.pace.tokens_within(LONG_BATCH_S)), "a server short of time never waits"
 
 
-@given(st.lists(hops, max_size=90), st.integers(0, 3), st.integers(0, 30))
-def test_a_batch_is_a_prefix_of_the_queue_within_bounds(items: list[Item], max_suspensions: int, firsts: int) -> None:
-    turns, queue = made(max_suspensions), queue_of(items)
-    for _ in range(firsts):
-        turns.arrivals.came(NOW_S)
+@given(st.lists(hops, max_size=90))
+def test_a_batch_is_a_prefix_of_the_queue_within_bounds(items: list[Item]) -> None:
+    turns, queue = made(), queue_of(items)
     order = list(queue.first(len(queue)))
     assert order == sorted(order, key=lambda hop: (hop.is_later, hop.deadline_s, hop.arrival))
     batch = turns.next_batch(queue, NOW_S)
@@ -97,49 +94,23 @@ def test_a_batch_is_a_prefix_of_the_queue_within_bounds(items: list[Item], max_s
         assert all(is_urgent(hop) for hop in batch)
         left = [hop for hop in order[len(batch) :] if is_urgent(hop)]
         assert not left or len(batch) == MAX_BATCH_HOPS or turns.pace.seconds(tokens + left[0].tokens) > MEDIUM_BATCH_S
+    else:
+        assert len(batch) == longest
 
 
-@given(standings, st.lists(hops, max_size=40), st.integers(0, 9))
-def test_a_batch_gives_way_only_for_somebody_and_at_nobodys_cost(batch: BatchStanding, items: list[Item], most: int) -> None:
-    turns, queue = made(most), queue_of(items)
+@given(standings, st.lists(hops, max_size=40))
+def test_a_batch_gives_way_only_for_somebody_and_at_nobodys_cost(batch: BatchStanding, items: list[Item]) -> None:
+    turns, queue = made(), queue_of(items)
     decision = turns.after_step(batch, queue, NOW_S)
     assert decision is turns.after_step(batch, queue, NOW_S), "it decides from what it is given alone"
     somebody = any(is_urgent(hop) for hop in queue.first(len(queue)))
     assert (decision is StepDecision.NOBODY_WAITS) == (not somebody)
     if decision is not StepDecision.SUSPEND:
         return
-    assert not batch.has_first and batch.suspensions < most and batch.steps_left > 1
+    assert not batch.has_first and batch.suspensions < MAX_SUSPENSIONS and batch.steps_left > 1
     first_s = turns.pace.seconds(sum(hop.tokens for hop in turns.next_batch(queue, NOW_S)))
     rest_s = turns.pace.seconds(batch.tokens) * batch.steps_left / batch.steps
     assert NOW_S + first_s + rest_s + MARGIN_S <= batch.earliest_deadline_s
-    assert made(0).after_step(batch, queue_of(items), NOW_S) is not StepDecision.SUSPEND
-
-
-def test_whole_batches_are_shorter_while_first_hops_keep_coming() -> None:
-    calm = [(False, 3.0, 40)] * 60
-    for _ in range(2):
-        turns = made(0)
-        assert len(turns.next_batch(queue_of(calm), NOW_S)) == 60
-        for number in range(40):
-            turns.arrivals.came(NOW_S - 1.0 + number / 40)
-        assert len(turns.next_batch(queue_of(calm), NOW_S)) == pytest.approx((MEDIUM_BATCH_S - FIXED_S) / TOKEN_S / 40, abs=1)
-        pressed = [(False, 1.0, 40)] * 180
-        assert len(turns.next_batch(queue_of(pressed), NOW_S)) == MAX_BATCH_HOPS, "a backlog needs efficient batches"
-        assert turns.arrivals.per_s(NOW_S + 10.0) == 0.0
-    interruptible = made(3)
-    for _ in range(20):
-        interruptible.arrivals.came(NOW_S)
-    assert len(interruptible.next_batch(queue_of(calm), NOW_S)) == 60
-
-
-@given(st.lists(st.floats(0.0, 2.0), min_size=1, max_size=50))
-def test_arrivals_are_counted_and_forgotten(pauses: list[float]) -> None:
-    arrivals, now = Arrivals(), 0.0
-    for pause in pauses:
-        now += pause
-        arrivals.came(now)
-        assert 0.5 <= arrivals.per_s(now) <= len(pauses)
-    assert arrivals.per_s(now + 2.0) == pytest.approx(0.0, abs=1e-9)
 
 
 @dataclass
@@ -164,8 +135,6 @@ class Worker:
                 self.now_s = max(self.now_s, coming[-1][1][0])
             while coming and coming[-1][1][0] <= self.now_s:
                 number, (arrival_s, is_first, slack_s, tokens) = coming.pop()
-                if is_first:
-                    self.turns.arrivals.came(arrival_s)
                 queue.push(number, is_first=is_first, deadline_s=arrival_s + (0.0 if is_first else slack_s), tokens=tokens)
             if started is not None and self.turns.after_step(started, queue, self.now_s) is not StepDecision.SUSPEND:
                 self._pass(started.tokens, 1 / STEPS)
@@ -184,7 +153,7 @@ class Worker:
             if started is not None:
                 started.suspensions += 1
                 self.suspended_s[-1] += self.slowness * (FIXED_S + TOKEN_S * standing.tokens)
-                assert started.suspensions <= self.turns.max_suspensions
+                assert started.suspensions <= MAX_SUSPENSIONS
             self._pass(standing.tokens, 1.0)
             self._end([hop.item for hop in batch], standing.tokens)
 
@@ -218,24 +187,24 @@ def offered(chance: random.Random, load: float, seconds: float) -> list[tuple[fl
 
 
 @settings(max_examples=12)
-@given(load=st.floats(0.1, 0.8), seed=st.integers(0, 1000), most=st.integers(0, 5), slowness=st.floats(0.5, 1.0))
-def test_below_capacity_nobody_runs_out_and_no_batch_waits_for_long(load: float, seed: int, most: int, slowness: float) -> None:
-    worker = Worker(made(most), offered(random.Random(seed), load, 6.0), slowness)
+@given(load=st.floats(0.1, 0.8), seed=st.integers(0, 1000), slowness=st.floats(0.5, 1.0))
+def test_below_capacity_nobody_runs_out_and_no_batch_waits_for_long(load: float, seed: int, slowness: float) -> None:
+    worker = Worker(made(), offered(random.Random(seed), load, 6.0), slowness)
     worker.run()
     assert len(worker.done) == len(worker.hops)
     assert worker.late() == 0
-    assert max(worker.suspended_s, default=0.0) <= most * (LONG_BATCH_S + 0.01)
+    assert max(worker.suspended_s, default=0.0) <= MAX_SUSPENSIONS * (LONG_BATCH_S + 0.01)
     assert worker.first_waits()[-1] < 2 * LONG_BATCH_S
 
 
 @settings(max_examples=6)
-@given(seed=st.integers(0, 1000), most=st.integers(0, 5))
-def test_a_flood_of_first_hops_ends_no_batch(seed: int, most: int) -> None:
+@given(seed=st.integers(0, 1000))
+def test_a_flood_of_first_hops_ends_no_batch(seed: int) -> None:
     """Mostly first hops, as many in 2 s as take the worker 3: each hop gets its turn, and no batch is held up for long."""
     chance = random.Random(seed)
     flood = [(chance.uniform(0.0, 2.0), True, 0.0, 18) for _ in range(2000)]
     calm = [(chance.uniform(0.0, 2.0), False, chance.uniform(1.0, 3.0), 25) for _ in range(100)]
-    worker = Worker(made(most), flood + calm)
+    worker = Worker(made(), flood + calm)
     worker.run()
     assert len(worker.done) == 2100
-    assert max(worker.suspended_s, default=0.0) <= most * (LONG_BATCH_S + 0.01)
+    assert max(worker.suspended_s, default=0.0) <= MAX_SUSPENSIONS * (LONG_BATCH_S + 0.01)

@@ -150,7 +150,7 @@ class Server:
     def __post_init__(self) -> None:
         self.capacity = CapacityMeter(LONG_BATCH_S, MAX_BATCH_HOPS)
         self.queue: HopQueue[tuple[Listener, int]] = HopQueue()
-        self.turns = BatchRules(BatchPace(FIRST_TOKENS_PER_S), max_suspensions=0)
+        self.turns = BatchRules(BatchPace(FIRST_TOKENS_PER_S))
         self.batch: list[tuple[Listener, int]] = []
         self.batch_began_s, self.batch_ends_s, self.waited_s, self.leftover = 0.0, 0.0, 0.0, False
         self.coming = sorted(self.offered, key=lambda listener: -listener.starts_at_s)
@@ -219,8 +219,6 @@ class Server:
             due = POLICY.next_hop(progress)
             if due is not None:
                 listener.in_flight, listener.asked_at_s = True, self.now_s
-                if listener.sent == 0:
-                    self.turns.arrivals.came(self.now_s)
                 deadline_s = self.now_s + progress.playback_buffer_s
                 self.queue.push((listener, due), is_first=listener.sent == 0, deadline_s=deadline_s, tokens=due)
 

@@ -47,7 +47,6 @@ def make_stage(
     dtype: str = "float32",
     reserve_tokens: int = 100,
     checkpoint: CheckpointConfig = CHECKPOINT,
-    max_suspensions: int = 5,
     flow_context_s: float = 300.0,
 ) -> FlowStage:
     """A stage of the plain tier with a network of its own, which a test may change."""
@@ -59,7 +58,6 @@ def make_stage(
             dtype=dtype,
             flow_state_mb=flow_state_mb,
             left_context_chunks=left_context_chunks,
-            max_suspensions=max_suspensions,
             flow_context_s=flow_context_s,
         )
         return FlowStage(config, checkpoint, reserve_tokens=reserve_tokens, network=network)

@@ -40,7 +40,7 @@ def graph_stage(sizes: Sequence[BatchSize] = SMALL, **options: object) -> FlowSt
     stage = make_stage(**{"checkpoint": DIT_CHECKPOINT, **options})  # type: ignore[arg-type]
     network, pages = stage.runner.network, pages_of(stage)
     assert isinstance(network, DitFlow)
-    stage.runner = DitGraphRunner(network, pages, stage.left_context_chunks, sizes, interruptible=True)
+    stage.runner = DitGraphRunner(network, pages, stage.left_context_chunks, sizes)
     return stage
 
 

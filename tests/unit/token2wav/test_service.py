@@ -678,9 +678,7 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.usefixtures("one_thread")
 def test_with_real_networks(tiny_model_dir: Path) -> None:
     """Concurrent sessions, some cancelled at any point: the others get what each would get alone, and no page is lost."""
-    config = RuntimeConfig(
-        model_dir=str(tiny_model_dir), device="cpu", flow_state_mb=64, drain_timeout_s=0.0, max_sessions=16, max_suspensions=5
-    )
+    config = RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", flow_state_mb=64, drain_timeout_s=0.0, max_sessions=16)
     stages = load_renderer(config)
     assert isinstance(stages, SpeechStages)
     assert [(choice.stage, choice.tier) for choice in stages.tiers] == [("flow", Tier.PLAIN), ("vocoder", Tier.PLAIN)]

@@ -1,5 +1,5 @@
-"""Runs the DiT's spans on a CUDA GPU: what comes before the solver eagerly, the solver as one recorded graph per batch size, or, where
-batches may stop between its steps, as one for each step. On the pages of the plain network, which therefore computes what no graph can.
+"""Runs the DiT's spans on a CUDA GPU: what comes before the solver eagerly, and each of the solver's steps, between which batches may
+stop, as one recorded graph per batch size. On the pages of the plain network, which therefore computes what no graph can.
 
 What comes before the solver runs on padded batches of few shapes: the matrix library takes milliseconds to choose a kernel for each
 product of a new shape, a tenth of a second for a whole encoder. The usual shapes are run once when the graphs are recorded.
@@ -33,7 +33,7 @@ from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.pages import DitPages
 from bistream.token2mel.page_pool import ZERO_PAGE
 from bistream.token2mel.runner import NOT_FINITE, FlowRunner
-from bistream.token2mel.solving import BufferedGroup, FixedBuffers, SpanBatch, SpanGroup, solver_parts
+from bistream.token2mel.solving import BufferedGroup, FixedBuffers, SpanBatch, SpanGroup
 from bistream.types import VoicePrompt
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ TILES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)  # a tile is a chunk of one sessio
 
 @dataclass
 class Call:
-    """Resources of batches of one size. graphs: of each part of the steps; none until recorded, and always where graphs are off."""
+    """Resources of batches of one size. graphs: of each step; none until recorded, and always where graphs are off."""
 
     size: BatchSize
     memory: BatchMemory
@@ -64,14 +64,13 @@ class DitGraphRunner(FlowRunner):
         left_context_chunks: int,
         sizes: Sequence[BatchSize] | None = None,
         operations: DitOperations | None = None,
-        interruptible: bool = False,
     ) -> None:
         super().__init__(network, pages, left_context_chunks, None if network.device.type == "cpu" else ENCODER_BUCKETS)
         config, device, matching = network.config, network.device, network.matching
         sizes = sizes or batch_sizes(TILES, pages.total)
         self._layout = layout = SlotLayout(pages.chunk_frames, config.token_mel_ratio, left_context_chunks)
         self._largest = sizes[-1]
-        self.parts = solver_parts(config.n_timesteps, interruptible)
+        self.steps = config.n_timesteps
         packed = PackedDit(matching.estimator, matching.modulations, pages, operations or _operations(device))
         self._solver = PackedSolver(matching, packed)
         channels = config.dit.mel_dim + config.dit.mu_dim + config.dit.spk_dim
@@ -84,8 +83,8 @@ class DitGraphRunner(FlowRunner):
         began, recorder = time.monotonic(), GraphRecorder(self.network.device)
         for call in reversed(self._calls):
             call.memory.clear()
-            launches = [partial(self._launch, call, part) for part in self.parts]
-            # The parts of a smaller batch between the first and the last launch what these do.
+            launches = [partial(self._launch, call, step) for step in range(self.steps)]
+            # The steps of a smaller batch between the first and the last launch what these do.
             for launch in launches if call is self._calls[-1] else {launches[0], launches[-1]}:
                 recorder.warm_up(launch)
             call.graphs = [recorder.capture(launch)[0] for launch in launches]
@@ -132,11 +131,11 @@ class DitGraphRunner(FlowRunner):
         call.memory.bring(spans, first_conditions, conditions)
 
     def launch(self, call: Call, number: int) -> None:
-        """Queue one of ``parts``."""
+        """Queue one of the steps."""
         if call.graphs:
             call.graphs[number].replay()
         else:
-            self._launch(call, self.parts[number])
+            self._launch(call, number)
 
     def results(self, call: Call, spans: Sequence[Span]) -> list[Tensor | EngineError]:
         layout = self._layout
@@ -162,9 +161,9 @@ class DitGraphRunner(FlowRunner):
             end += len(found[-1])
         return first, torch.cat(found)
 
-    def _launch(self, call: Call, steps: range) -> None:
+    def _launch(self, call: Call, step: int) -> None:
         memory = call.memory
-        self._solver.launch(steps, memory.arrays, memory.conditions, memory.mel, memory.is_finite)
+        self._solver.launch(step, memory.arrays, memory.conditions, memory.mel, memory.is_finite)
 
 
 def _operations(device: torch.device) -> DitOperations:
