@@ -46,9 +46,6 @@ class PrefixMatch:
     partial: PrefixNode | None
     num_partial: int
 
-    def num_ids(self, block_size: int) -> int:
-        return len(self.shared) * block_size + self.num_partial
-
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Number of leading ids that are equal."""

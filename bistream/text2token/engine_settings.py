@@ -16,7 +16,7 @@ FEEDING_SHARE = 4  # one row in this many is reserved for feeding when there are
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Sizes of an engine. ``share_prefix`` False computes every prompt in full (same ids; for comparison).
+    """Sizes of an engine.
 
     max_ahead_s: audio that a listener may have before its sequence is held, see ``urgency``. idle_pause: see ``Scheduler.is_idle``.
     knows_texts: the step runner is told at which positions of a sequence there is text (``text_reading``).
@@ -27,7 +27,6 @@ class EngineSettings:
     kv_cache_tokens: int
     block_size: int = 16
     max_sequence_ids: int = 32768
-    share_prefix: bool = True
     max_ahead_s: float = math.inf
     idle_pause: float = RuntimeConfig.idle_pause
     knows_texts: bool = False

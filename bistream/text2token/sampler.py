@@ -7,14 +7,14 @@ input id of the next row, history, limits of the turn, seed. Called by the step 
 Random numbers are counter-based: draw k of a session is a hash of (seed, number of ids decided so far, k). So they are
 batch-invariant and do not depend on how rows were divided into steps.
 
-Other samplers are possible, ``TorchEngine(model, settings, sampler=...)``: any object with ``history_size`` and
+Other samplers are possible, ``EagerRunner(model, settings, sampler)``: any object with ``history_size`` and
 ``choose`` (protocol ``Sampler``). ``log_probs`` are masked already (forbidden ids at minus infinity). ``state.decided(slot)``
 lists the ids that the row's session has decided in all its turns (speech tokens, sampled stop ids, and ids recorded because a
 turn ended with LENGTH, all as head rows); ``state.session_ids[slot]`` is the session's id. For parity tests,
 ``tests/fakes.py`` has ``ScriptedSampler``, which makes a sampler from a function of (log_probs of one row, decided)::
 
     sampler = ScriptedSampler({"session-a": lambda log_probs, decided: int(log_probs.argmax())}, max_decided=1000)
-    engine = TorchEngine(model, settings, sampler=sampler, threaded=False)
+    engine = TorchEngine(EagerRunner(model, settings, sampler), settings, threaded=False)
 """
 
 from __future__ import annotations

@@ -105,8 +105,7 @@ class Scheduler:
         reset = None
         if not sequence.started:
             sequence.started = True
-            if self.settings.share_prefix:
-                self._share_prefix(sequence, turn)
+            self._share_prefix(sequence, turn)
             reset = SlotReset(sequence.session_id, sequence.spec, tuple(sequence.blocks))
             self._prompts.append(sequence)
         else:

@@ -16,7 +16,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
@@ -30,31 +29,22 @@ from bistream.text2token.engine import (
     EngineCapabilities,
     EngineStats,
     SamplingSpec,
-    TokenSpace,
     TurnLimits,
     TurnSink,
 )
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.fidelity import within_bounds
-from bistream.text2token.qwen2 import Qwen2Model
-from bistream.text2token.sampler import RepetitionAwareSampler, Sampler, check_spec
+from bistream.text2token.sampler import DEFAULT_HISTORY, check_spec
 from bistream.text2token.scheduler import Scheduler
 from bistream.text2token.sequence import SequenceRecord, TurnUpdate
 from bistream.text2token.step_metrics import StepMetrics
-from bistream.text2token.step_runner import EagerRunner, StepRunner
+from bistream.text2token.step_runner import StepRunner
 from bistream.text2token.step_runners import language_model_tier, load_step_runner
 from bistream.text2token.steps_in_flight import StepsInFlight
 from bistream.text2token.turn_updates import TurnUpdates
 from bistream.text2token.urgency import Demand
 
 logger = logging.getLogger(__name__)
-
-
-class HasTokenSpace(Protocol):
-    """The only property of a model that the engine itself needs: the ids that it can be fed."""
-
-    @property
-    def space(self) -> TokenSpace: ...
 
 
 class TorchSequence:
@@ -80,11 +70,9 @@ class TorchSequence:
 class TorchEngine:
     def __init__(
         self,
-        model: HasTokenSpace,
+        runner: StepRunner,
         settings: EngineSettings,
-        sampler: Sampler | None = None,
         threaded: bool = True,
-        runner: StepRunner | None = None,
         tiers: tuple[TierChoice, ...] = (),
         recorder: Recorder | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -95,15 +83,10 @@ class TorchEngine:
         gpu_claims: claimed while somebody waits for the next step; closed with the engine's thread.
         """
         self.tiers = tiers
-        self.space = model.space
+        self.space = runner.space
         self.settings = settings
-        sampler = RepetitionAwareSampler() if sampler is None else sampler
-        self._history_size = sampler.history_size
-        self._scheduler = Scheduler(settings, model.space)
-        if runner is None:
-            assert isinstance(model, Qwen2Model), "without a runner the model must be a Qwen2Model"
-            runner = EagerRunner(model, settings, sampler)
-        self._runner: StepRunner = runner
+        self._scheduler = Scheduler(settings, runner.space)
+        self._runner = runner
         self._steps = StepsInFlight(runner)
         self._changed = threading.Condition()
         self._outbox = TurnUpdates(self._changed, self._scheduler.fail)
@@ -127,7 +110,7 @@ class TorchEngine:
         choice = language_model_tier(config, sizes)
         runner = load_step_runner(config, sizes, choice.tier)
         shared = gpu_claims(resolve_device(config.device), TOKENS) if config.idle_pause > 0.0 else None
-        return cls(runner, runner.settings, runner=runner, tiers=(choice,), recorder=recorder, gpu_claims=shared)
+        return cls(runner, runner.settings, tiers=(choice,), recorder=recorder, gpu_claims=shared)
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -140,7 +123,7 @@ class TorchEngine:
     # -- any thread --------------------------------------------------------------------------------------------------
 
     def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> TorchSequence:
-        check_spec(spec, self._history_size, session_id)
+        check_spec(spec, DEFAULT_HISTORY, session_id)
         with self._changed:
             self._check_serving()
             record = self._scheduler.open(session_id, spec, max_ids)

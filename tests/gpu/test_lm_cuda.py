@@ -139,19 +139,6 @@ def test_graphs_and_single_launches_generate_the_same() -> None:
     assert said[0] == said[1]
 
 
-def test_a_shared_prompt_changes_nothing() -> None:
-    """Sessions of one voice share full blocks and copy the partial one."""
-    prompt = [SPACE.sos, *range(1, 150)]
-    turns = [[[*prompt, number], [7, 8, number]] for number in range(4)]
-    said = []
-    for share in (True, False):
-        settings = EngineSettings(**{name: getattr(SETTINGS, name) for name in SETTINGS.__dataclass_fields__} | {"share_prefix": share})
-        engine = TorchEngine(shared_runner(), settings, threaded=False, runner=shared_runner())
-        first = talk(engine, [engine.open("first", SamplingSpec(), 900)], turns[:1], 10)
-        said.append(first + talk(engine, [engine.open(str(number), SamplingSpec(), 900) for number in range(3)], turns[1:], 10))
-    assert said[0] == said[1]
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_prompts_of_several_steps(seed: int) -> None:
     """In company and alone, with a cache that knows the prompt or not."""
@@ -187,7 +174,7 @@ class TestGraphsEngine(EngineConformance):
     def bench(self) -> Iterator[Bench]:
         settings = EngineSettings(max_sessions=6, max_rows=32, kv_cache_tokens=4096, block_size=64, max_sequence_ids=2048)
         runner = FaultyRunner(shared_runner())
-        engine = TorchEngine(shared_runner(), settings, threaded=False, runner=runner)
+        engine = TorchEngine(runner, settings, threaded=False)
 
         def drive(sinks: Sequence[RecordingSink]) -> None:
             while any(sink.result is None for sink in sinks):

@@ -63,7 +63,7 @@ def test_both_tiers_look_at_the_same_text() -> None:
         max_sessions=32, max_rows=64, kv_cache_tokens=32 * LONGEST, block_size=BLOCK_SIZES[Tier.GRAPHS], knows_texts=True
     )
     runner = make_step_runner(Tier.GRAPHS, sizes, weights, settings, DEVICE, torch.bfloat16, lambda done, total: None, head)
-    engine, tokenizer = TorchEngine(runner, settings, threaded=False, runner=runner), TextTokenizer.from_model_dir(VOICE_DIR)
+    engine, tokenizer = TorchEngine(runner, settings, threaded=False), TextTokenizer.from_model_dir(VOICE_DIR)
     space = TokenSpace.of(sizes)
     layouts: list[TokenLayout] = [layout for _ in SENTENCES for layout in (Interleaver(space, (), ()), UnistreamLayout(space, (), ()))]
     spoken = []

@@ -22,6 +22,7 @@ from bistream.text2token.engine import EngineSequence, SamplingSpec, TokenSpace,
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.layout import TokenLayout, Turn
 from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import build_weights
 from bistream.types import FinishReason
@@ -191,7 +192,7 @@ def test_torch_engine(title: str, case: dict[str, Any]) -> None:
     model = model_of(title)
     sampler = ScriptedSampler({"case": scripted_pick(case["sampler"])}, max_decided=MAX_IDS)
     settings = EngineSettings(max_sessions=1, max_rows=256, kv_cache_tokens=2048, max_sequence_ids=MAX_IDS)
-    engine = TorchEngine(model, settings, sampler=sampler, threaded=False)
+    engine = TorchEngine(EagerRunner(model, settings, sampler), settings, threaded=False)
     session = engine.open("case", SamplingSpec(), MAX_IDS)
     try:
         check_case(title, case, model.space, engine_runner(engine, session))

@@ -21,6 +21,7 @@ from bistream.text2token.one_table.tokenizer import PlainTextTokenizer
 from bistream.text2token.one_table.voice_design import VoiceDesigner
 from bistream.text2token.one_table.weights import build_weights, expected_shapes, speech_rows, voice_rows
 from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import ModelWeights
 from tests.fakes import RecordingSink, ScriptedSampler
@@ -148,7 +149,8 @@ PICKS = Callable[[torch.Tensor, list[int]], int]
 def _engine(config: OneTableConfig, weights: ModelWeights, pick: PICKS) -> TorchEngine:
     torch.set_num_threads(1)
     settings = EngineSettings(max_sessions=1, max_rows=64, kv_cache_tokens=512, max_sequence_ids=512)
-    return TorchEngine(Qwen2Model(config, weights), settings, ScriptedSampler(defaultdict(lambda: pick)), threaded=False)
+    runner = EagerRunner(Qwen2Model(config, weights), settings, ScriptedSampler(defaultdict(lambda: pick)))
+    return TorchEngine(runner, settings, threaded=False)
 
 
 def _run(engine: TorchEngine) -> None:

@@ -82,8 +82,8 @@ def load_model(config: RuntimeConfig, sizes: OneTableConfig, family: Family, rec
     claims = gpu_claims(device, TOKENS) if config.idle_pause > 0.0 else None
     return OneTableModel(
         tokenizer,
-        TorchEngine(speech, settings, runner=speech, tiers=(tier,), recorder=recorder, gpu_claims=claims),
-        TorchEngine(voices, for_voices, runner=voices, tiers=(tier,)),
+        TorchEngine(speech, settings, tiers=(tier,), recorder=recorder, gpu_claims=claims),
+        TorchEngine(voices, for_voices, tiers=(tier,)),
         (tier,),
     )
 

@@ -16,7 +16,7 @@ ALL_STOPS = frozenset(SPACE.specials)
 
 def engine_of(runner: StepRunner) -> TorchEngine:
     """A fresh engine: all blocks and slots of the runner are free again, with their old contents."""
-    return TorchEngine(runner, runner.settings, threaded=False, runner=runner)
+    return TorchEngine(runner, runner.settings, threaded=False)
 
 
 def drain(engine: TorchEngine) -> None:

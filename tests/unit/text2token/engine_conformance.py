@@ -97,7 +97,7 @@ class FaultyRunner:
 
 def stepped_bench(runner: FaultyRunner) -> Bench:
     """The torch engine over ``runner``, without a thread of its own."""
-    engine = TorchEngine(runner, runner.settings, threaded=False, runner=runner)
+    engine = TorchEngine(runner, runner.settings, threaded=False)
 
     def drive(sinks: Sequence[RecordingSink]) -> None:
         while any(sink.result is None for sink in sinks):

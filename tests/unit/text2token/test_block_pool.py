@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.text2token.block_pool import BlockPool, PrefixNode
+from bistream.text2token.block_pool import BlockPool, PrefixMatch, PrefixNode
 
 SIZE = 4
 
@@ -26,6 +26,10 @@ def take(pool: BlockPool, count: int) -> list[int]:
     return blocks
 
 
+def num_ids(match: PrefixMatch) -> int:
+    return len(match.shared) * SIZE + match.num_partial
+
+
 def test_match_finds_full_and_partial_blocks() -> None:
     pool = BlockPool(8, SIZE)
     ids = list(range(10))  # two full blocks and a partial one
@@ -37,7 +41,7 @@ def test_match_finds_full_and_partial_blocks() -> None:
     diverging = pool.match([0, 1, 2, 3, 4, 5, 99, 7, 8])
     assert [node.block for node in diverging.shared] == blocks[:1]
     assert diverging.partial is not None and (diverging.partial.block, diverging.num_partial) == (blocks[1], 2)
-    assert pool.match([5, 6, 7, 8, 9]).num_ids(SIZE) == 0, "content counts from the start of the sequence"
+    assert num_ids(pool.match([5, 6, 7, 8, 9])) == 0, "content counts from the start of the sequence"
 
 
 def test_released_prefix_stays_until_space_is_needed() -> None:
@@ -47,10 +51,10 @@ def test_released_prefix_stays_until_space_is_needed() -> None:
     pool.release(blocks)
     assert (pool.num_available, pool.num_cached) == (4, 3)
     other = take(pool, 2)  # one free block, and the tail of the prefix
-    assert pool.match(list(range(20))).num_ids(SIZE) == 8
+    assert num_ids(pool.match(list(range(20)))) == 8
     pool.check_integrity([other])
     more = take(pool, 2)
-    assert pool.match(list(range(20))).num_ids(SIZE) == 0
+    assert num_ids(pool.match(list(range(20)))) == 0
     pool.check_integrity([other, more])
 
 
@@ -63,7 +67,7 @@ def test_evicting_a_parent_drops_its_unreachable_descendants() -> None:
     pool.release(first)
     rest = take(pool, 2)  # needs the parent's block
     pool.check_integrity([second, rest])
-    assert pool.match([1, 2, 3, 4, 5, 6, 7, 8, 9]).num_ids(SIZE) == 0
+    assert num_ids(pool.match([1, 2, 3, 4, 5, 6, 7, 8, 9])) == 0
     pool.release(second)
     assert pool.num_cached == 0
     pool.check_integrity([rest])
@@ -89,7 +93,7 @@ def test_random_use_keeps_the_pool_consistent_and_the_content_right(seed: int, n
             assert content[node.block] == ids[: (index + 1) * SIZE]
             pool.retain(node.block)
         if match.partial is not None:
-            assert content[match.partial.block][: match.num_ids(SIZE)] == ids[: match.num_ids(SIZE)]
+            assert content[match.partial.block][: num_ids(match)] == ids[: num_ids(match)]
         pool.release(blocks[: len(match.shared)])
         blocks[: len(match.shared)] = [node.block for node in match.shared]
         live.append(blocks)

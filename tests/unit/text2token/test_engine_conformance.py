@@ -22,7 +22,7 @@ class TestThreadedTorchEngine(EngineConformance):
     @pytest.fixture
     def bench(self) -> Iterator[Bench]:
         runner = FaultyRunner(EagerRunner(tiny_model(), SETTINGS, RepetitionAwareSampler()))
-        engine = TorchEngine(tiny_model(), SETTINGS, runner=runner)
+        engine = TorchEngine(runner, SETTINGS)
         progress = threading.Condition()
         deliver = engine._deliver
 

@@ -52,7 +52,7 @@ def graph_runner() -> StepRunner:
 
 
 def engine_of(runner: StepRunner) -> TorchEngine:
-    return TorchEngine(runner, runner.settings, threaded=False, runner=runner)
+    return TorchEngine(runner, runner.settings, threaded=False)
 
 
 @cache

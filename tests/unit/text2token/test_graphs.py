@@ -140,7 +140,7 @@ def test_nan_stays_in_its_session() -> None:
     poisoned = 123
     embedding = runner.step.weights.embedding.clone()
     runner.step.weights.embedding[poisoned] = torch.nan
-    engine = TorchEngine(runner, runner.settings, threaded=False, runner=runner)
+    engine = TorchEngine(runner, runner.settings, threaded=False)
     bad, good = engine.open("bad", SamplingSpec(), 150), engine.open("good", SamplingSpec(), 150)
     sinks = RecordingSink(), RecordingSink()
     bad.turn([5, poisoned, *range(1, 70)], TurnLimits(20), sinks[0])  # only the second row is not finite; scores come from a later one
@@ -154,7 +154,7 @@ def test_nan_stays_in_its_session() -> None:
     bad.close()
     good.close()
     runner.step.weights.embedding.copy_(embedding)
-    again = TorchEngine(runner, runner.settings, threaded=False, runner=runner)
+    again = TorchEngine(runner, runner.settings, threaded=False)
     sink = RecordingSink()
     again.open("new", SamplingSpec(), 150).turn([5, 6], TurnLimits(3, forbidden=frozenset(SPACE.specials)), sink)
     while again.step():

@@ -36,6 +36,6 @@ def test_a_session_says_what_it_says_alone(kind: str) -> None:
     @given(st.integers(0, 10**6))
     def check(seed: int) -> None:
         runner = runner_of(kind)
-        check_long_prompts(lambda: TorchEngine(runner, runner.settings, threaded=False, runner=runner), seed)
+        check_long_prompts(lambda: TorchEngine(runner, runner.settings, threaded=False), seed)
 
     check()

@@ -43,7 +43,6 @@ from bistream.text2token.factory import LanguageModelParts, load_parts
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
 from bistream.text2token.text_session import Message
-from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import build_weights
 from bistream.types import FinishReason, GenerationOptions, SpeechTokens
 from scripts._checkpoint_text import checkpoint_yaml, qwen2_config_json
@@ -625,7 +624,7 @@ def test_threads_and_a_real_engine(tokenizer: TextTokenizer) -> None:
     texts = [TEXT[: 12 + 5 * index] for index in range(6)]
 
     def make_service() -> SpeechTokenService:
-        engine = TorchEngine(model, EngineSettings(max_sessions=8, max_rows=32, kv_cache_tokens=8192, max_sequence_ids=1024))
+        engine = tiny.eager_engine(EngineSettings(max_sessions=8, max_rows=32, kv_cache_tokens=8192, max_sequence_ids=1024), model)
         return SpeechTokenService(config, parts=LanguageModelParts(tokenizer, SIZES, engine))
 
     def speak(service: SpeechTokenService, index: int, piece_size: int, mailbox: Mailbox) -> None:

@@ -17,7 +17,7 @@ from bistream.text2token.step_metrics import StepMetrics
 from bistream.text2token.torch_engine import TorchEngine
 from tests.fakes import RecordingSink
 from tests.recorded import sample
-from tests.unit.text2token.tiny import SPACE, tiny_model
+from tests.unit.text2token.tiny import SPACE, eager_engine
 
 LIMITS = TurnLimits(6, forbidden=frozenset(SPACE.specials))
 BLOCK = 8
@@ -25,7 +25,7 @@ BLOCK = 8
 
 def make_engine(recorder: Recorder, max_rows: int) -> TorchEngine:
     settings = EngineSettings(max_sessions=4, max_rows=max_rows, kv_cache_tokens=1024, block_size=BLOCK)
-    return TorchEngine(tiny_model(), settings, threaded=False, recorder=recorder)
+    return eager_engine(settings, threaded=False, recorder=recorder)
 
 
 @pytest.mark.parametrize("seed", range(4))

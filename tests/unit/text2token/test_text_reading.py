@@ -55,7 +55,7 @@ def engine_of(model: Qwen2Model, head: tuple[int, int] | None, kind: str = "plai
     if kind == "graphs":
         sizes = replace(sizes, block_size=BLOCK_SIZE)
         runner = GraphStepRunner(CONFIG, fold_weights(model.weights, CONFIG, torch.device("cpu"), torch.float32), sizes, head=head)
-    return TorchEngine(runner, sizes, threaded=False, runner=runner)
+    return TorchEngine(runner, sizes, threaded=False)
 
 
 @torch.inference_mode()

@@ -22,7 +22,7 @@ from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.torch_engine import TorchEngine, TorchSequence
 from bistream.text2token.weights import build_weights
 from tests.fakes import RecordingSink, ScriptedSampler
-from tests.unit.text2token.tiny import CONFIG, SPACE, random_state, tiny_model
+from tests.unit.text2token.tiny import CONFIG, SPACE, eager_engine, random_state, tiny_model
 
 ALL_STOPS = frozenset(SPACE.specials)
 GREEDY = SamplingSpec(temperature=0.0)
@@ -43,7 +43,7 @@ ROOMY = EngineSettings(max_sessions=64, max_rows=256, kv_cache_tokens=65536)
 
 def make(max_rows: int = 32, **settings_: object) -> TorchEngine:
     values = {"max_sessions": 8, "kv_cache_tokens": 4096, "block_size": 8} | settings_
-    return TorchEngine(tiny_model(), dataclasses.replace(ROOMY, max_rows=max_rows, **values), threaded=False)  # type: ignore[arg-type]
+    return eager_engine(dataclasses.replace(ROOMY, max_rows=max_rows, **values), threaded=False)  # type: ignore[arg-type]
 
 
 def drain(engine: TorchEngine) -> None:
@@ -108,7 +108,7 @@ def test_scores_are_bit_identical_in_any_batch() -> None:
             return len(decided)
 
         picks = {"a": keep} | {f"other{index}": lambda log_probs, decided: 7 for index in range(company)}
-        engine = TorchEngine(tiny_model(), dataclasses.replace(ROOMY, max_rows=64), sampler=ScriptedSampler(picks), threaded=False)
+        engine = eager_engine(dataclasses.replace(ROOMY, max_rows=64), sampler=ScriptedSampler(picks), threaded=False)
         for index in range(company):
             begin(engine.open(f"other{index}", GREEDY, 600), range(10, 10 + 60 * index + 1), 60)
         begin(engine.open("a", GREEDY, 300), range(150), 40)
@@ -174,7 +174,7 @@ def test_half_precision_runs_and_is_seeded() -> None:
     model = Qwen2Model(CONFIG, build_weights(random_state(CONFIG), CONFIG, torch.device("cpu"), torch.bfloat16))
     answers = []
     for _ in range(2):
-        engine = TorchEngine(model, dataclasses.replace(ROOMY, max_sessions=2, kv_cache_tokens=1024), threaded=False)
+        engine = eager_engine(dataclasses.replace(ROOMY, max_sessions=2, kv_cache_tokens=1024), model, threaded=False)
         answers.append(talk(engine, "a", SamplingSpec(seed=3), [[1, 2, 3], [4, 5]]))
     assert answers[0] == answers[1] and len(answers[0][1]) == 9
 
@@ -194,7 +194,7 @@ def test_from_config_loads_a_model_directory(tiny_model_dir: Path) -> None:
 @pytest.mark.parametrize("slack_s", [100.0, 1e10, 3.4e38])
 def test_others_are_decoded_while_one_is_held(slack_s: float) -> None:
     """By the engine's own thread, which waits until the listener needs more, whatever number its caller sends."""
-    engine = TorchEngine(tiny_model(), dataclasses.replace(ROOMY, max_sessions=2, kv_cache_tokens=1024, max_ahead_s=10.0))
+    engine = eager_engine(dataclasses.replace(ROOMY, max_sessions=2, kv_cache_tokens=1024, max_ahead_s=10.0))
     limits = TurnLimits(9, forbidden=ALL_STOPS)
     try:
         held = engine.open("held", GREEDY, 300)
@@ -213,7 +213,7 @@ def test_while_nobody_waits_the_gpu_is_left_to_urgent_hops_but_not_for_long(tmp_
     hops, clock = Claim(tmp_path, 0, HOPS), TickingClock()
     shared = SharedGpu(Claim(tmp_path, 0, TOKENS), hops, PATIENCE_S[TOKENS])
     hops.claim()
-    engine = TorchEngine(tiny_model(), settings_of_engine(), threaded=False, clock=clock, gpu_claims=shared)
+    engine = eager_engine(settings_of_engine(), threaded=False, clock=clock, gpu_claims=shared)
     calm = engine.open("calm", GREEDY, 300)
     sink = begin(calm, [1, 2, 3], 20)
     while not sink.ids:
@@ -238,7 +238,7 @@ def test_the_gpu_is_claimed_while_somebody_waits_for_tokens_and_no_longer(tmp_pa
     seen = Claim(tmp_path, 0, TOKENS)
     shared = SharedGpu(Claim(tmp_path, 0, TOKENS), Claim(tmp_path, 0, HOPS), PATIENCE_S[TOKENS])
     clock = TickingClock()
-    engine = TorchEngine(tiny_model(), settings_of_engine(), threaded=False, clock=clock, gpu_claims=shared)
+    engine = eager_engine(settings_of_engine(), threaded=False, clock=clock, gpu_claims=shared)
     assert seen.held is None
     sequence = engine.open("a", GREEDY, 300)
     sequence.demand(0.0, 3)
@@ -256,7 +256,7 @@ def test_the_gpu_is_claimed_while_somebody_waits_for_tokens_and_no_longer(tmp_pa
 
 def test_a_sequence_that_begins_anew_keeps_what_its_listener_waits_for() -> None:
     """The next demand comes only with the answer to this one."""
-    engine = TorchEngine(tiny_model(), settings_of_engine(), threaded=False, clock=TickingClock())
+    engine = eager_engine(settings_of_engine(), threaded=False, clock=TickingClock())
     series = SequenceSeries(engine, "a", SamplingSpec(), 200, (75, lambda found, outcome: None), clock=lambda: 0.0)
     series.begin(Turn((1, 2, 3), TurnLimits(10)), RecordingSink())
     series.demand(0.0, 28)
@@ -278,7 +278,7 @@ def test_the_claim_ends_with_the_work_and_with_the_engine(tmp_path: Path) -> Non
     """By the engine's own thread, which goes to sleep with a listener who waits for more than there is."""
     seen = Claim(tmp_path, 0, TOKENS)
     shared = SharedGpu(Claim(tmp_path, 0, TOKENS), Claim(tmp_path, 0, HOPS), PATIENCE_S[TOKENS])
-    engine = TorchEngine(tiny_model(), dataclasses.replace(ROOMY, max_sessions=2, kv_cache_tokens=1024), gpu_claims=shared)
+    engine = eager_engine(dataclasses.replace(ROOMY, max_sessions=2, kv_cache_tokens=1024), gpu_claims=shared)
     sink, sequence = WaitingSink(), engine.open("a", GREEDY, 300)
     sequence.demand(0.0, 100)
     sequence.turn([SPACE.sos, 1, 2], TurnLimits(9, forbidden=ALL_STOPS), sink)
@@ -310,7 +310,7 @@ class TickingClock:
 
 def test_while_nobody_waits_steps_come_with_pauses_that_end_for_whoever_comes() -> None:
     clock = TickingClock()
-    paced = TorchEngine(tiny_model(), dataclasses.replace(settings_of_engine(), idle_pause=1000.0), threaded=False, clock=clock)
+    paced = eager_engine(dataclasses.replace(settings_of_engine(), idle_pause=1000.0), threaded=False, clock=clock)
     calm = paced.open("calm", GREEDY, 300)
     sink = begin(calm, [1, 2, 3], 20)
     while not sink.ids:

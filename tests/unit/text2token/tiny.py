@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 
 from bistream.checkpoints.config import LanguageModelConfig
+from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.sampler import RepetitionAwareSampler, Sampler
+from bistream.text2token.step_runner import EagerRunner
+from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import build_weights, expected_shapes
 
 CONFIG = LanguageModelConfig(
@@ -41,6 +46,11 @@ def random_state(config: LanguageModelConfig, seed: int = 0) -> dict[str, torch.
 def tiny_model() -> Qwen2Model:
     torch.set_num_threads(1)
     return Qwen2Model(CONFIG, build_weights(random_state(CONFIG), CONFIG, torch.device("cpu"), torch.float32))
+
+
+def eager_engine(settings: EngineSettings, model: Qwen2Model | None = None, sampler: Sampler | None = None, **options: Any) -> TorchEngine:
+    """Of the tiny model, unless another is given. options: of ``TorchEngine``."""
+    return TorchEngine(EagerRunner(model or tiny_model(), settings, sampler or RepetitionAwareSampler()), settings, **options)
 
 
 SPACE = tiny_model().space

@@ -69,7 +69,7 @@ def prompts(model: OneTableModel, sizes: OneTableConfig) -> list[list[int]]:
 
 def spoken(runner: StepRunner, work: Sequence[tuple[Sequence[int], SamplingSpec]], count: int = 20) -> list[list[int]]:
     """Sessions that begin one step after the other, with one that is cancelled between them."""
-    engine = TorchEngine(runner, runner.settings, runner=runner, threaded=False)
+    engine = TorchEngine(runner, runner.settings, threaded=False)
     limits = TurnLimits(count, min_new_ids=5, forbidden_early=frozenset(runner.space.specials))
     sinks = []
     for number, (prompt, spec) in enumerate(work):
@@ -106,7 +106,7 @@ def test_a_voice_is_pitch_speed_and_global_tokens(
     of_voices = replace(weights, head_weight=rows, head_bias=torch.zeros(len(rows)))
     runner = make(sizes.of_voices, of_voices)
     phases = sizes.voice_phases
-    engine = TorchEngine(runner, runner.settings, runner=runner, threaded=False)
+    engine = TorchEngine(runner, runner.settings, threaded=False)
     sinks = []
     for number, spec in enumerate((replace(SPEC, temperature=0.0), replace(SPEC, seed=1), replace(SPEC, seed=2))):
         sinks.append(RecordingSink())
