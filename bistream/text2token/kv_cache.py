@@ -1,6 +1,6 @@
 """Keys and values of all sequences in one tensor of blocks, whose ownership ``block_pool`` decides.
 
-Written by ``qwen2`` or ``graphs.layer`` (every row, before attention) and by the step runner (copies of partial blocks); read by
+Written by ``qwen2`` or the kernels of ``graphs`` (every row, before attention) and by the step runner (copies of partial blocks); read by
 attention. Memory is not cleared between owners: a reader masks positions outside its sequence. The kernels of ``graphs`` have it zeroed
 once, and keep the values of a block as [kv_heads, head_size, block_size].
 """

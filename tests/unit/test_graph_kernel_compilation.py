@@ -25,7 +25,6 @@ from bistream.checkpoints.config import LanguageModelConfig
 from bistream.mel2wav.causal.graphs.cuda.layer_memory import KernelLayerMemory
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.graphs.batch import NUM_FIELDS
-from bistream.text2token.graphs.cuda import launches
 from bistream.text2token.graphs.runner import BLOCK_SIZE
 from bistream.text2token.graphs.step import GraphStep
 from bistream.text2token.graphs.tuning import Gpu, Tuning
@@ -65,9 +64,7 @@ def launch_steps(config: LanguageModelConfig, dtype: torch.dtype) -> None:
     weights = fold_weights(build_weights(random_state(config), config, CPU, torch.float32), config, CPU, dtype)
     settings = EngineSettings(max_sessions=256, max_rows=256, kv_cache_tokens=256, block_size=BLOCK_SIZE, max_sequence_ids=1024)
     for head in (None, (1, 1)):
-        step = GraphStep(config, weights, settings, Tuning(), head)
-        memory = (step.cache, step.table, step.state)
-        kernels = launches.StepKernels(config, weights, *memory, settings.max_rows, Tuning(), step.reading)
+        kernels = GraphStep(config, weights, settings, Tuning(), head).kernels
         for rows in (1, 32, 64, 128, 256):
             fields = torch.zeros((rows, NUM_FIELDS), dtype=torch.int32)
             kernels.scores(fields)

@@ -6,7 +6,7 @@ launch; the host receives the ids through an event, up to ``run_ahead`` steps la
 Weights and cache are bfloat16, or float16 where ``dtype`` asks for it.
 Results are batch-invariant: the same row gives the same scores, bit for bit, in every number of rows (``pieces_linear``).
 
-On the CPU the same steps are computed by ``layer.py``, and nothing is recorded: for tests.
+On the CPU nothing is recorded: tests give kernels that run there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bistream.processes.start_phases import phase
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.graphs.batch import NUM_FIELDS, NUM_START_NUMBERS, StartField, bucket_sizes, write_rows, write_starts
-from bistream.text2token.graphs.step import GraphStep
+from bistream.text2token.graphs.step import GraphStep, MakeKernels
 from bistream.text2token.graphs.text_reading import number_of
 from bistream.text2token.graphs.tuning import Tuning
 from bistream.text2token.graphs.weights import GraphWeights
@@ -58,8 +58,9 @@ class GraphStepRunner:
         progress: Progress | None = None,
         tuning: Tuning | None = None,
         head: Head | None = None,
+        make_kernels: MakeKernels | None = None,
     ) -> None:
-        """head: whose attention ``places`` tells; ``settings.knows_texts`` then."""
+        """head: whose attention ``places`` tells; ``settings.knows_texts`` then. make_kernels: as of ``GraphStep``."""
         device = weights.embedding.device
         on_gpu = device.type == "cuda"
         self._tuning = Tuning() if tuning is None else tuning
@@ -69,7 +70,7 @@ class GraphStepRunner:
         self._record = record and on_gpu
         self._queue = WorkQueue(device, DEPTH)
         with self._queue.entered():
-            self.step = GraphStep(config, weights, settings, self._tuning, head)
+            self.step = GraphStep(config, weights, settings, self._tuning, head, make_kernels)
             self._fields = torch.zeros((settings.max_rows, NUM_FIELDS), dtype=torch.int32, device=device)
         # pinned buffers that the host writes and reads, one entry per step in flight
         pinned = functools.partial(torch.zeros, pin_memory=on_gpu)
@@ -102,7 +103,7 @@ class GraphStepRunner:
             if plan.copies:
                 self.step.copy_blocks(plan.copies)
             if plan.starts:
-                self.step.begin_turns(self._turn_numbers[entry, : len(plan.starts)], self._turn_blocks[entry, : len(plan.starts)])
+                self.step.kernels.begin_turns(self._turn_numbers[entry, : len(plan.starts)], self._turn_blocks[entry, : len(plan.starts)])
             self._fields[:bucket].copy_(self._fields_in[entry, :bucket], non_blocking=True)
             self._chosen_out[entry, :bucket].copy_(self._compute(bucket), non_blocking=True)
             if self.step.reading is not None:
@@ -155,7 +156,7 @@ class GraphStepRunner:
             write_rows(self._fields_in[0].numpy(), (), self.settings.max_sessions)
             self._fields.copy_(self._fields_in[0])
             self._turn_numbers[0, 0, StartField.SLOT] = self.settings.max_sessions
-            if self._record and self.step.kernels is not None:
+            if self._record:
                 facts = {"sizes": repr(self.step.config), "settings": repr(self.settings), "tuning": repr(self._tuning)}
                 facts["dtype"] = str(self.step.weights.embedding.dtype)
                 self.step.kernels.compile_ahead(self._launch_all, facts | {"device": device_name(self._queue.device)})
@@ -169,13 +170,13 @@ class GraphStepRunner:
 
     def _launch_all(self) -> None:
         """Every launch of a kernel that ``_prepare`` and ``run`` make."""
-        launch = self.step.scores if self.step.sorts_candidates else self.step.launch
+        launch: Callable[[Tensor], Tensor] = self.step.kernels.scores if self.step.sorts_candidates else self.step.launch
         for bucket in self.buckets:
             launch(self._fields[:bucket])
         self._begin_padding()
 
     def _begin_padding(self) -> None:
-        self.step.begin_turns(self._turn_numbers[0, :1], self._turn_blocks[0, :1])
+        self.step.kernels.begin_turns(self._turn_numbers[0, :1], self._turn_blocks[0, :1])
 
 
 def _compiling() -> AbstractContextManager[None]:

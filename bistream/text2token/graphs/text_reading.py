@@ -1,7 +1,7 @@
 """Where in its text each row of a step is: the position of the text id that one attention head looks at most (``text2token.text_reading``).
 
 Which positions of the cache hold text ids is kept beside them: each row that is fed says it of its own, so the host sends nothing. Here is
-the memory that a step reads and writes, and the plain form; ``cuda.kernels_text_reading`` computes the same inside the step's kernels.
+the memory that a step reads and writes; ``cuda.kernels_text_reading`` does so inside the step's kernels.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from bistream.checkpoints.alignment import Head
 from bistream.text2token.kv_cache import PagedCache
@@ -36,19 +35,6 @@ class TextReading:
         sources, targets = torch.tensor(pairs).T.to(self.is_text.device, non_blocking=True)
         blocks = self.is_text.view(-1, self._block_size)
         blocks[targets] = blocks[sources]
-
-    def note(self, given: Tensor, places: Tensor) -> None:
-        """The rows' ids, below 0 for sampled ones, and their places in the cache; int64 [n]."""
-        self.is_text[places] = ((given >= 0) & (given < self.num_text_ids)).to(torch.uint8)
-
-    def read(self, query: Tensor, keys: Tensor, places: Tensor, positions: Tensor) -> None:
-        """query [n, heads, head_size] and keys [positions of the cache, kv_heads, head_size] of the head's layer; places int64
-        [n, positions up to the furthest]; positions int64 [n]."""
-        own = keys[places, self.head * keys.shape[1] // query.shape[1]]
-        scores = (own.float() @ query[:, self.head, :, None].float())[..., 0]
-        is_seen = (self.is_text[places] > 0) & (torch.arange(places.shape[1], device=places.device) <= positions[:, None])
-        best = scores.masked_fill(~is_seen, -torch.inf).argmax(1)
-        self.found[: len(best)] = torch.where(is_seen.any(1), NOWHERE - best, NOTHING)
 
 
 def number_of(found: int, texts: Sequence[int]) -> int:

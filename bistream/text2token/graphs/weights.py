@@ -86,9 +86,3 @@ def alternate(first: Tensor, second: Tensor) -> Tensor:
     """Two of [n, rows, ...] -> [n, 2 * rows, ...], ``GROUP`` rows of one, then of the other."""
     groups = [part.reshape(len(part), -1, GROUP, *part.shape[2:]) for part in (first, second)]
     return torch.stack(groups, dim=2).flatten(1, 3)
-
-
-def apart(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The reverse of ``alternate`` on the last dimension: [..., 2 * features] -> two of [..., features]."""
-    first, second = rows.reshape(*rows.shape[:-1], -1, 2, GROUP).unbind(-2)
-    return first.flatten(-2), second.flatten(-2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 from bistream.checkpoints.alignment import Head
 from bistream.checkpoints.config import LanguageModelConfig
 from bistream.text2token.engine_settings import EngineSettings
-from bistream.text2token.graphs import layer
 from bistream.text2token.graphs.batch import NUM_FIELDS, write_rows
 from bistream.text2token.graphs.runner import BLOCK_SIZE
 from bistream.text2token.graphs.step import GraphStep
@@ -22,7 +20,8 @@ from bistream.text2token.graphs.weights import fold_weights
 from bistream.text2token.sampler import SamplerState
 from bistream.text2token.sequence import Segment
 from bistream.text2token.weights import build_weights
-from tests.gpu.checks import DEVICE, INTERPRETED, Draw
+from tests.gpu.checks import DEVICE, Draw
+from tests.plain_step import scores_of_rows
 from tests.unit.text2token.tiny import random_state
 
 SLOTS = 320
@@ -58,14 +57,7 @@ class StepBench:
         self.step = GraphStep(config, fold_weights(weights, config, DEVICE, dtype), settings, Tuning(), head)
         self.exact = fold_weights(weights, config, DEVICE, torch.float32)
         self.step.table[:SLOTS] = torch.randperm(SLOTS * BLOCKS).view(SLOTS, BLOCKS).int()
-
-        self.kernels: Any = self.step.kernels
-        if INTERPRETED:
-            from bistream.text2token.graphs.cuda.launches import StepKernels  # noqa: PLC0415  (loads Triton)
-
-            step = self.step
-            memory = (step.cache, step.table, step.state)
-            self.kernels = StepKernels(config, step.weights, *memory, settings.max_rows, Tuning(), step.reading)
+        self.kernels = self.step.kernels
 
     def fill_cache(self, draw: Draw) -> None:
         self.step.cache.blocks.copy_(draw.normal(*self.step.cache.blocks.shape, dtype=self.step.cache.blocks.dtype))
@@ -75,7 +67,7 @@ class StepBench:
         step = self.step
         cache = type(step.cache)(self.config, step.cache.blocks.shape[2], BLOCK_SIZE, DEVICE, torch.float32)
         cache.blocks.copy_(turned_back(step.cache.blocks))
-        return layer.scores_of_rows(fields, self.exact, self.config, step.state, cache, step.table), cache.blocks
+        return scores_of_rows(fields, self.exact, self.config, step.state, cache, step.table), cache.blocks
 
 
 def turned_back(blocks: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnLimits
 from bistream.text2token.graphs.batch import NUM_FIELDS, NUM_START_NUMBERS, RowField, bucket_sizes, write_rows, write_starts
-from bistream.text2token.graphs.layer import begin_turns
 from bistream.text2token.sampler import SamplerState
 from bistream.text2token.sequence import Segment, SlotReset, TurnStart
+from tests.plain_step import begin_turns
 from tests.unit.text2token.tiny import CONFIG
 
 SPACE = TokenSpace.of(replace(CONFIG, rows=COSYVOICE3.rows))  # whose four special ids are the most

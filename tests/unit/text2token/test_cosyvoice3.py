@@ -32,6 +32,7 @@ from bistream.text2token.weights import build_weights
 from bistream.types import FinishReason, GenerationOptions, SpeechTokens
 from scripts._tokenizer_files import special_token_count, write_tokenizer_files
 from tests.fakes import Script, ScriptedEngine, TurnView
+from tests.plain_step import PlainKernels
 from tests.unit.text2token import tiny
 from tests.unit.text2token.engine_conformance import Bench, FaultyRunner, stepped_bench
 from tests.unit.text2token.test_service import Mailbox
@@ -48,7 +49,7 @@ def test_recorded_steps_speak_what_the_plain_ones_do() -> None:
     sizes = EngineSettings(max_sessions=3, max_rows=32, kv_cache_tokens=2048, block_size=64, max_sequence_ids=600)
     weights = build_weights(tiny.random_state(SIZES), SIZES, CPU, torch.float32)
     plain = EagerRunner(Qwen2Model(SIZES, weights), sizes, RepetitionAwareSampler())
-    graphs = GraphStepRunner(SIZES, fold_weights(weights, SIZES, CPU, torch.float32), sizes)
+    graphs = GraphStepRunner(SIZES, fold_weights(weights, SIZES, CPU, torch.float32), sizes, make_kernels=PlainKernels)
     found = [spoken(stepped_bench(FaultyRunner(runner))) for runner in (plain, graphs)]
     assert found[0] == found[1] and len(found[0]) > 20
 

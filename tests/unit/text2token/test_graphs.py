@@ -21,6 +21,7 @@ from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import ModelWeights, build_weights
 from tests.fakes import RecordingSink
+from tests.plain_step import PlainKernels
 from tests.unit.text2token.engine_conformance import GREEDY, NO_STOP, Bench, EngineConformance, FaultyRunner, stepped_bench
 from tests.unit.text2token.tiny import CONFIG, SPACE, random_state, tiny_model
 
@@ -36,7 +37,7 @@ def weights_of(config: LanguageModelConfig) -> ModelWeights:
 
 
 def make_runner(config: LanguageModelConfig = CONFIG, settings: EngineSettings = SMALL) -> GraphStepRunner:
-    return GraphStepRunner(config, fold_weights(weights_of(config), config, CPU, torch.float32), settings)
+    return GraphStepRunner(config, fold_weights(weights_of(config), config, CPU, torch.float32), settings, make_kernels=PlainKernels)
 
 
 class Talk:
@@ -70,7 +71,7 @@ class Talk:
     def check(self, plan: StepPlan) -> None:
         with torch.inference_mode():
             bucket = next(size for size in self.runner.buckets if size >= plan.num_rows)
-            scores = self.runner.step.scores(self.runner._fields[:bucket])[:, : SPACE.num_scores]
+            scores = self.runner.step.kernels.scores(self.runner._fields[:bucket])[:, : SPACE.num_scores]
         row = 0
         for segment in plan.segments:
             want = self.expected[segment.slot][segment.position : segment.position + segment.num_rows]

@@ -24,6 +24,7 @@ from bistream.text2token.sampler import RepetitionAwareSampler
 from bistream.text2token.step_runner import EagerRunner, StepRunner
 from bistream.text2token.text_reading import head_of
 from bistream.text2token.torch_engine import TorchEngine, TorchSequence
+from tests.plain_step import PlainKernels
 from tests.unit.text2token import tiny
 
 CONFIG = tiny.CONFIG
@@ -54,7 +55,8 @@ def engine_of(model: Qwen2Model, head: tuple[int, int] | None, kind: str = "plai
     runner: StepRunner = EagerRunner(model, sizes, RepetitionAwareSampler(), head)
     if kind == "graphs":
         sizes = replace(sizes, block_size=BLOCK_SIZE)
-        runner = GraphStepRunner(CONFIG, fold_weights(model.weights, CONFIG, torch.device("cpu"), torch.float32), sizes, head=head)
+        weights = fold_weights(model.weights, CONFIG, torch.device("cpu"), torch.float32)
+        runner = GraphStepRunner(CONFIG, weights, sizes, head=head, make_kernels=PlainKernels)
     return TorchEngine(runner, sizes, threaded=False)
 
 

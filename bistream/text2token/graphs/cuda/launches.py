@@ -72,7 +72,7 @@ class StepBuffers:
 
 
 class StepKernels:
-    """``layer.py`` in kernels."""
+    """Of one step, for any number of rows; ``tests/plain_step.py`` has their plain form."""
 
     def __init__(
         self, config: LanguageModelConfig, weights: GraphWeights, cache: PagedCache, table: Tensor, state: SamplerState, max_rows: int,
@@ -210,7 +210,7 @@ class StepKernels:
         return buffers.chosen[: len(fields)]
 
     def begin_turns(self, numbers: Tensor, blocks: Tensor) -> None:
-        """See ``layer.begin_turns``."""
+        """numbers int64 [turns, NUM_START_NUMBERS], blocks int32 [turns, blocks of the longest sequence]: see ``write_starts``."""
         state = self.state
         kernels_turns.begin_turns[(len(numbers),)](
             numbers, blocks, self.table, self.table.stride(0),

@@ -34,6 +34,7 @@ from bistream.text2token.step_runner import EagerRunner, StepRunner
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import ModelWeights
 from tests.fakes import RecordingSink
+from tests.plain_step import PlainKernels
 
 SPEC = SamplingSpec(top_p=0.95, top_k=50, win_size=0, tau_r=0.0)
 SETTINGS = EngineSettings(max_sessions=5, max_rows=32, kv_cache_tokens=5 * 512, block_size=BLOCK_SIZE, max_sequence_ids=512)
@@ -52,7 +53,7 @@ def plain_runner(sizes: OneTableConfig, weights: ModelWeights) -> StepRunner:
 
 
 def graph_runner(sizes: OneTableConfig, weights: ModelWeights) -> StepRunner:
-    return GraphStepRunner(sizes, fold_weights(weights, sizes, torch.device("cpu"), torch.float32), SETTINGS)
+    return GraphStepRunner(sizes, fold_weights(weights, sizes, torch.device("cpu"), torch.float32), SETTINGS, make_kernels=PlainKernels)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The step in plain PyTorch: what the kernels compute, for the CPU, and as the reference that they are tested against.
+"""The recorded step of the language model in plain PyTorch: what its kernels compute, as their reference, and in their place on a CPU.
 
 The residual stream is float32. The largest float16 is 65504: residual, norms, scores and rotation are computed in
 float32; normalised inputs are at most the square root of the hidden size; the product of gate and up is clamped.
@@ -6,6 +6,7 @@ float32; normalised inputs are at most the square root of the hidden size; the p
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -14,10 +15,36 @@ from torch.nn import functional
 
 from bistream.checkpoints.config import LanguageModelConfig
 from bistream.text2token.graphs.batch import RowField
-from bistream.text2token.graphs.text_reading import TextReading
-from bistream.text2token.graphs.weights import GraphWeights, LayerTensors, apart
+from bistream.text2token.graphs.step import GraphStep, sample_rows
+from bistream.text2token.graphs.text_reading import NOTHING, NOWHERE, TextReading
+from bistream.text2token.graphs.tuning import Tuning
+from bistream.text2token.graphs.weights import GROUP, GraphWeights, LayerTensors
 from bistream.text2token.kv_cache import PagedCache
-from bistream.text2token.sampler import Sampler, SamplerState
+from bistream.text2token.sampler import RepetitionAwareSampler, SamplerState
+
+
+class PlainKernels:
+    """In place of ``StepKernels``, for a step without a GPU."""
+
+    def __init__(self, step: GraphStep, max_rows: int, tuning: Tuning) -> None:
+        self._step = step
+        self._scores = torch.zeros(0)
+        if isinstance(step.sampler, RepetitionAwareSampler):
+            step.state.top_k_in_use = step.config.num_scores  # the kernel that samples has no bound either
+
+    def scores(self, fields: Tensor) -> Tensor:
+        step = self._step
+        self._scores = scores_of_rows(fields, step.weights, step.config, step.state, step.cache, step.table, step.reading)
+        return self._scores
+
+    def sample(self, fields: Tensor) -> Tensor:
+        return sample_rows(self._scores, fields, self._step.state, self._step.sampler)
+
+    def begin_turns(self, numbers: Tensor, blocks: Tensor) -> None:
+        begin_turns(numbers, blocks, self._step.table, self._step.state)
+
+    def compile_ahead(self, launch: Callable[[], object], facts: Mapping[str, str]) -> None:
+        """Nothing is compiled."""
 
 
 class Rows(NamedTuple):
@@ -59,7 +86,7 @@ def scores_of_rows(
     residual = weights.embedding[torch.where(given < 0, state.last_id[slots], given)].float()
     rows = read_rows(fields, table, weights, cache.block_size)
     if reading is not None:
-        reading.note(given, rows.here)
+        note(reading, given, rows.here)
     for number, tensors in enumerate(weights.layers):
         residual = _run_layer(residual, tensors, cache, number, rows, config, reading)
     # not rounded to 16 bit, because ids are sampled from them
@@ -85,7 +112,7 @@ def _run_layer(
     cache.write(number, rows.here, _rotate(key, rows).to(dtype), value.to(dtype).nan_to_num())
     turned = _rotate(query, rows).to(dtype)
     if reading is not None and reading.layer == number:
-        reading.read(turned, cache.layer(number)[0].flatten(0, 1), rows.places, rows.positions)
+        read(reading, turned, cache.layer(number)[0].flatten(0, 1), rows.places, rows.positions)
     attended = attend(turned, cache, number, rows)
     residual = residual + functional.linear(attended, tensors.output_weight)
     gate, up = apart(functional.linear(_normalize(residual, config, dtype), tensors.gate_up_weight).float())
@@ -93,6 +120,27 @@ def _run_layer(
     if dtype == torch.float16:
         hidden = hidden.clamp(-65504.0, 65504.0)
     return residual + functional.linear(hidden.to(dtype), tensors.down_weight)
+
+
+def note(reading: TextReading, given: Tensor, places: Tensor) -> None:
+    """The rows' ids, below 0 for sampled ones, and their places in the cache; int64 [n]."""
+    reading.is_text[places] = ((given >= 0) & (given < reading.num_text_ids)).to(torch.uint8)
+
+
+def read(reading: TextReading, query: Tensor, keys: Tensor, places: Tensor, positions: Tensor) -> None:
+    """query [n, heads, head_size] and keys [positions of the cache, kv_heads, head_size] of the head's layer; places int64
+    [n, positions up to the furthest]; positions int64 [n]."""
+    own = keys[places, reading.head * keys.shape[1] // query.shape[1]]
+    scores = (own.float() @ query[:, reading.head, :, None].float())[..., 0]
+    is_seen = (reading.is_text[places] > 0) & (torch.arange(places.shape[1], device=places.device) <= positions[:, None])
+    best = scores.masked_fill(~is_seen, -torch.inf).argmax(1)
+    reading.found[: len(best)] = torch.where(is_seen.any(1), NOWHERE - best, NOTHING)
+
+
+def apart(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The reverse of ``alternate`` on the last dimension: [..., 2 * features] -> two of [..., features]."""
+    first, second = rows.reshape(*rows.shape[:-1], -1, 2, GROUP).unbind(-2)
+    return first.flatten(-2), second.flatten(-2)
 
 
 def attend(query: Tensor, cache: PagedCache, number: int, rows: Rows) -> Tensor:
@@ -103,14 +151,6 @@ def attend(query: Tensor, cache: PagedCache, number: int, rows: Rows) -> Tensor:
     scores = (grouped @ keys.transpose(2, 3)).float() * query.shape[-1] ** -0.5
     weights = torch.softmax(scores.masked_fill(hidden[:, None, None], -torch.inf), dim=-1)
     return (weights.to(values.dtype) @ values).flatten(1)
-
-
-def sample_rows(scores: Tensor, fields: Tensor, state: SamplerState, sampler: Sampler) -> Tensor:
-    """int32 [n]: head rows, or a code of ``sequence.py``; meaningless for rows that do not sample, which count as the filler slot's."""
-    filler = len(state.session_ids) - 1
-    slots = torch.where(fields[:, RowField.SAMPLES] > 0, fields[:, RowField.SLOT].long(), filler)
-    log_probs, not_finite = state.masked_log_probs(scores[:, : state.space.num_scores], slots)
-    return state.record(slots, sampler.choose(log_probs, state, slots), not_finite).int()
 
 
 def begin_turns(numbers: Tensor, blocks: Tensor, table: Tensor, state: SamplerState) -> None:
