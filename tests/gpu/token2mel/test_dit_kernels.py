@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from tests.gpu.checks import BOUNDS, DEVICE, INTERPRETED, Draw, assert_close, assert_same_rows, assert_untouched, poisoned, scales_of
+from tests.plain_dit import advance, attend_projected, convolve, project_context
 
 if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("needs a CUDA GPU, or Triton's interpreter", allow_module_level=True)
 
-from bistream.token2mel.dit.graphs.attention import Slots, attend_projected, project_context, turns
+from bistream.token2mel.dit.graphs.attention import Slots, turns
 from bistream.token2mel.dit.graphs.cuda import launches
-from bistream.token2mel.dit.graphs.operations import PackedConv, advance, convolve
+from bistream.token2mel.dit.graphs.operations import PackedConv
 from bistream.token2mel.state_rows import StateRows
 
 # the GPU host's torch and triton are not the pinned versions: ignore their warnings

@@ -23,13 +23,14 @@ from bistream.checkpoints.config import CheckpointConfig, DitConfig, DitFlowConf
 from bistream.config import RuntimeConfig
 from bistream.errors import EngineError
 from bistream.token2mel.dit.graphs.batch import BatchSize
-from bistream.token2mel.dit.graphs.operations import linear_gelu, linear_gelu_in_one
+from bistream.token2mel.dit.graphs.operations import linear_gelu_in_one
 from bistream.token2mel.dit.graphs.runner import DitGraphRunner
 from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.pages import DitPages
 from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.types import VoicePrompt
 from tests.gpu.checks import Draw
+from tests.plain_dit import linear_gelu
 from tests.unit.token2mel.random_weights import random_state
 
 # the GPU host's torch and triton are not the pinned versions: ignore their warnings

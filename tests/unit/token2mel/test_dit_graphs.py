@@ -18,6 +18,7 @@ from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.pages import DitPages
 from bistream.token2mel.page_pool import SCRATCH_PAGE, ZERO_PAGE
 from bistream.token2mel.stage import FlowHop, FlowStage
+from tests.plain_dit import PLAIN
 from tests.unit.token2mel.flow_fixtures import (
     DIT_CHECKPOINT,
     assert_same,
@@ -40,7 +41,7 @@ def graph_stage(sizes: Sequence[BatchSize] = SMALL, **options: object) -> FlowSt
     stage = make_stage(**{"checkpoint": DIT_CHECKPOINT, **options})  # type: ignore[arg-type]
     network, pages = stage.runner.network, pages_of(stage)
     assert isinstance(network, DitFlow)
-    stage.runner = DitGraphRunner(network, pages, stage.left_context_chunks, sizes)
+    stage.runner = DitGraphRunner(network, pages, stage.left_context_chunks, sizes, operations=PLAIN)
     return stage
 
 

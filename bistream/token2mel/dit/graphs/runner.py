@@ -27,7 +27,7 @@ from bistream.token2mel.batching import MAX_GROUP_TOKENS, Buckets, Span, group_s
 from bistream.token2mel.dit.graphs.batch import BatchSize, SlotLayout, batch_sizes, output_rows
 from bistream.token2mel.dit.graphs.memory import BatchMemory
 from bistream.token2mel.dit.graphs.network import PackedDit
-from bistream.token2mel.dit.graphs.operations import DitOperations, plain_operations
+from bistream.token2mel.dit.graphs.operations import DitOperations
 from bistream.token2mel.dit.graphs.solver import PackedSolver
 from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.pages import DitPages
@@ -54,8 +54,8 @@ class Call:
 
 
 class DitGraphRunner(FlowRunner):
-    """sizes: of batches, cheapest first; the last one holds all that the others hold; None: the usual ones. operations: None: plain on a
-    CPU, kernels on a GPU."""
+    """sizes: of batches, cheapest first; the last one holds all that the others hold; None: the usual ones. operations: None: the kernels
+    of a GPU."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class DitGraphRunner(FlowRunner):
         self._layout = layout = SlotLayout(pages.chunk_frames, config.token_mel_ratio, left_context_chunks)
         self._largest = sizes[-1]
         self.steps = config.n_timesteps
-        packed = PackedDit(matching.estimator, matching.modulations, pages, operations or _operations(device))
+        packed = PackedDit(matching.estimator, matching.modulations, pages, operations or _kernels())
         self._solver = PackedSolver(matching, packed)
         channels = config.dit.mel_dim + config.dit.mu_dim + config.dit.spk_dim
         self._calls = [Call(size, BatchMemory(size, layout, channels, config.output_size, network.dtype, device)) for size in sizes]
@@ -166,9 +166,7 @@ class DitGraphRunner(FlowRunner):
         self._solver.launch(step, memory.arrays, memory.conditions, memory.mel, memory.is_finite)
 
 
-def _operations(device: torch.device) -> DitOperations:
-    if device.type == "cpu":
-        return plain_operations()
+def _kernels() -> DitOperations:
     from bistream.token2mel.dit.graphs.cuda.launches import gpu_operations  # noqa: PLC0415  (needs Triton)
 
     return gpu_operations()

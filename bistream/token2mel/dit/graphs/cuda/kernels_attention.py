@@ -33,7 +33,7 @@ def attend_slots(
     own_ptr, context_ptr, out_ptr, live_ptr, visible_ptr, list_ptr, longest, stored, scale,
     FRAMES: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile, head, block of ROWS queries). Head 0 is turned. Pointers: as the arguments of ``attention.attend_projected``.
+    """Program (tile, head, block of ROWS queries). Head 0 is turned. Pointers: as the arguments of ``launches.attend``.
 
     stored: slots of the context, before those of the tiles. FRAMES: of a tile. STAGES: of the loop over slots.
     """

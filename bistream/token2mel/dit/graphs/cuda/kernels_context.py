@@ -36,7 +36,7 @@ def project_pages(
     FRAMES: tl.constexpr, DIM: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Any number of programs. Pointers: as the arguments of ``attention.project_context``; strides: between ``blocks``.
+    """Any number of programs. Pointers: as the arguments of ``launches.project_context``; strides: between ``blocks``.
 
     wide: of ``widen_pages``. scales: of the pages' rows. stored: slots of a guidance half, of which the first ``used`` count. WIDTH: of
     head 0 of the keys, the first columns.

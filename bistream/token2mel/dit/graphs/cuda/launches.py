@@ -1,4 +1,4 @@
-"""The functions of ``operations`` and ``attention`` as kernels, for networks of 16 bit. Imported only where Triton is.
+"""The DiT's operations as kernels, for networks of 16 bit. Imported only where Triton is.
 
 Tensors must be contiguous, those of blocks and the frames of stored inputs each by itself.
 """
@@ -22,7 +22,11 @@ _WIDENING_PROGRAMS, _PIECE = 4, 2048  # times as many, and numbers that each tak
 
 
 def convolve(x: Tensor, tail: StateRows, previous: Tensor, last: Tensor, page: Tensor, conv: PackedConv) -> Tensor:
-    """As ``operations.convolve``."""
+    """Grouped causal convolution, then Mish; stores the last inputs of each tile.
+
+    tail: [pages, history, groups, channels of a group], stored inputs of this convolution. previous: the tile of the chunk before, -1 where
+    ``last`` is its page. page: where the tile's own last frames go.
+    """
     (tiles, frames, channels), (groups, kernel, width, _) = x.shape, conv.weight.shape
     out = torch.empty_like(x)
     kernels_convolution.convolve_tiles[(tiles, groups, -(-frames // _ROWS))](
@@ -35,7 +39,7 @@ def convolve(x: Tensor, tail: StateRows, previous: Tensor, last: Tensor, page: T
 def advance(
     x: Tensor, delta: Tensor, *, gate: Tensor, shift: Tensor, scale: Tensor, pages: StateRows | None = None, page: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As ``operations.advance``."""
+    """(x + gate * delta, float32; its modulated norm in the dtype of delta), the norm also stored to ``pages`` [pages, rows, width]."""
     tiles, frames, channels = x.shape
     out, normed = torch.empty_like(x), torch.empty_like(delta)
     values, scales = (None, None) if pages is None else (pages.values, pages.scales)
@@ -47,7 +51,10 @@ def advance(
 
 
 def project_context(pages: StateRows, slots: Slots, weight: Tensor, bias: Tensor, table: Tensor) -> Tensor:
-    """As ``attention.project_context``."""
+    """Keys, turned, and values of stored pages, [blocks, 2 * stored, frames, 2 * width]; what no tile sees may be anything.
+
+    pages: block inputs, [blocks, 2 * pages, frames, dim]. weight: [blocks, 2 * width, dim]; bias: [blocks, 2 * width]. table: of ``turns``.
+    """
     values, scales = pages.values, pages.scales
     assert scales is not None
     blocks, _, frames, dim = values.shape
@@ -67,7 +74,11 @@ def project_context(pages: StateRows, slots: Slots, weight: Tensor, bias: Tensor
 
 
 def attend(own: Tensor, context: Tensor, table: Tensor, slots: Slots, heads: int, scale: float) -> Tensor:
-    """As ``attention.attend_projected``; turns the queries and keys of ``own``."""
+    """[tiles, frames, heads * width]; zeros for a tile that sees nothing. table: of ``turns``.
+
+    own: queries, keys and values of the tiles, [tiles, frames, 3 * heads * width], of which queries and keys are turned in place. context:
+    of ``project_context``, one block.
+    """
     tiles, frames, channels = own.shape[0], own.shape[1], own.shape[2] // 3
     blocks, stored, head_size = -(-frames // _ROWS), len(slots.page), channels // heads
     kernels_attention.turn_tiles[(tiles, 2, blocks)](
