@@ -89,6 +89,7 @@ def test_the_interfaces_start_with_their_options_and_find_the_servers() -> None:
     assert recording.transcript == (ROOT / "assets/reference.txt").read_text(encoding="utf-8").strip()
     folder, _, mount = service["volumes"][0].removesuffix(":ro").partition(":")
     assert recording.audio.is_relative_to(mount) and (DEPLOY / folder / recording.audio.relative_to(mount)).exists()
+    assert f"${{LEXICONS_DIR:-lexicons}}:{settings.lexicons_folder}:ro" in service["volumes"] and "lexicons" in compose()["volumes"]
     assert f"http://127.0.0.1:{settings.port}/health/ready" in service["healthcheck"]["test"]
     assert settings.allowed_hosts == ("interfaces",), "its name in the network; localhost is always one"
     assert service["ports"] == [f"127.0.0.1:{settings.port}:{settings.port}"], "no API keys are set: nobody else reaches it"

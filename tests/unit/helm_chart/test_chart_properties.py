@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
@@ -78,6 +79,7 @@ def values(draw: st.DrawFn) -> dict[str, Any]:
             "serverTls": {"ca": draw(TOGGLE), "certificateSecret": "my-own-tls"},
             "speakers": draw(st.sampled_from([[], ["anna", "ben"]])),
             "voicesClaimName": draw(st.sampled_from(["", "uploads"])),
+            "lexiconsConfigMap": draw(st.sampled_from(["", "my-lexicons"])),
             "arguments": draw(st.sampled_from([[], ["--any-voice"]])),
             "service": {"type": draw(st.sampled_from(["ClusterIP", "LoadBalancer"])), "loadBalancerSourceRanges": ["10.1.0.0/16"]},
         },
@@ -292,6 +294,9 @@ def check_interfaces(found: Release, values: dict[str, Any]) -> None:
     assert (settings.keys_file is not None) == bool(values["apiKeys"]) == any("valueFrom" in one for one in container["env"])
     assert (settings.tls_certificate is not None) == bool(values["tls"]) == (container["livenessProbe"]["httpGet"]["scheme"] == "HTTPS")
     assert (settings.voices_folder is not None) == bool(given["voicesClaimName"])
+    mounts = {mount["name"]: Path(mount["mountPath"]) for mount in container["volumeMounts"]}
+    maps = [volume["configMap"]["name"] for volume in spec["volumes"] if volume["name"] == "lexicons"]
+    assert maps == [name for name in [given["lexiconsConfigMap"]] if name] and settings.lexicons_folder == mounts.get("lexicons")
     assert "--sessions-per-address=0" in found.container["args"], "all callers have the interfaces' address there"
     (service,) = [one for one in found.all("Service") if one["metadata"]["name"] == found.interfaces["metadata"]["name"]]
     ranges = given["service"]["loadBalancerSourceRanges"] if given["service"]["type"] == "LoadBalancer" else None
