@@ -41,7 +41,12 @@ def _with_tone(final: str, mark: str) -> str:
     return unicodedata.normalize("NFC", final[: place + 1] + mark + final[place + 1 :])
 
 
-ALPHABETS: dict[str, Callable[[str], Iterator[tuple[str, ...]]]] = {"cmu-arpabet": _arpabet, "pinyin": _pinyin}
+ALPHABETS: dict[str, Callable[[str], Iterator[tuple[str, ...]]]] = {
+    "cmu-arpabet": _arpabet,
+    "pinyin": _pinyin,
+    "cmu": _arpabet,  # DashScope's names of the two
+    "py": _pinyin,
+}
 
 
 def phoneme_tokens(alphabet: str, written: str, known: frozenset[str]) -> list[str]:

@@ -1,16 +1,21 @@
 """DashScope's CosyVoice protocol (``/api-ws/v1/inference``): one task after another on a socket, JSON events and binary audio out. Pure.
 
 The text up to a flush, or to the end of the task, is one sentence of the protocol's. Times count from the start of the task's audio.
+
+``enable_ssml`` allows SSML, which stands in ``speak`` and comes in one message, as the vendor documents it. It does not say that the text
+is SSML: the vendor's packages set it for every text that is sent whole. So the first text of such a task decides.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bistream.client.spoken_words import WORD, SpokenWord, SpokenWords
+from bistream.contract.checks import SSML
 from bistream.contract.lexicon import written_lexicon
 from bistream.errors import BistreamError, InvalidInputError
 from interfaces.audio.formats import OutputFormat, dashscope_format
@@ -19,6 +24,7 @@ from interfaces.protocols.actions import POLICY_VIOLATION, Action, Append, Cance
 from interfaces.protocols.messages import JsonProtocol, name_in, name_or_none, number_in, object_in, objects_in, text_in
 
 MAX_VOLUME, DEFAULT_VOLUME = 100, 50
+_SSML = re.compile(r"\s*<speak[\s>]")
 
 
 @dataclass
@@ -36,9 +42,12 @@ class _Sentence:
 
 @dataclass
 class _Task:
+    """opening: of the utterance, until a first text tells whether it is SSML; None: it is open."""
+
     task_id: str
     speech: str
     has_words: bool = False
+    opening: Open | None = None
     characters: int = 0
     audio_ms: float = 0.0
     sentence_count: int = 0
@@ -51,6 +60,15 @@ class _Task:
             self.sentences.append(_Sentence(self.sentence_count, self.characters))
             self.sentence_count += 1
         return self.sentences[-1]
+
+    def open(self, text: str = "") -> list[Action]:
+        opening, self.opening = self.opening, None
+        if opening is None:
+            return []
+        return [replace(opening, values={**opening.values, "text_type": SSML}) if _SSML.match(text) else opening]
+
+    def cancel(self) -> list[Action]:
+        return [Cancel(self.speech)] if self.opening is None else []
 
     def append(self, text: str) -> None:
         sentence = self.open_sentence()
@@ -67,7 +85,7 @@ class DashScope(JsonProtocol):
 
     @property
     def is_idle(self) -> bool:
-        return self._task is None
+        return self._task is None or self._task.opening is not None
 
     def _handle(self, values: dict[str, Any]) -> list[Action]:
         header, payload = object_in(values, "header"), object_in(values, "payload")
@@ -88,7 +106,7 @@ class DashScope(JsonProtocol):
 
     def _refuse(self, values: dict[str, Any], error: InvalidInputError) -> list[Action]:
         task_id = name_or_none(values.get("header"), "task_id") or ""
-        cancelled: list[Action] = [] if self._task is None else [Cancel(self._task.speech)]
+        cancelled = [] if self._task is None else self._task.cancel()
         self._task = None
         return [*cancelled, _failed(task_id, error), Close(POLICY_VIOLATION, "InvalidParameter")]
 
@@ -97,10 +115,8 @@ class DashScope(JsonProtocol):
             raise InvalidInputError("A task is running on this connection; finish it first, or open another connection.")
         task = _Task(task_id, f"{self._count + 1}", bool(parameters.get("word_timestamp_enabled")))
         voice, gain = text_in(parameters, "voice") or "", _gain_in(parameters)
-        made: list[Action] = [
-            Open(task.speech, voice, _format_in(parameters), _values_in(parameters), gain),
-            _event(task_id, "task-started"),
-        ]
+        task.opening = Open(task.speech, voice, _format_in(parameters), _values_in(parameters), gain)
+        made: list[Action] = [*([] if parameters.get("enable_ssml") else task.open()), _event(task_id, "task-started")]
         if text_in(given, "text"):
             made += self._continue(task, given)
         if header.get("streaming") == "out":
@@ -114,7 +130,7 @@ class DashScope(JsonProtocol):
             if text.strip():
                 raise InvalidInputError("The task is finishing and takes no more text; start another one.")
             return []
-        made: list[Action] = []
+        made = task.open(text) if text or given.get("flush") else []
         if text:
             task.append(text)
             made.append(Append(task.speech, text))
@@ -126,11 +142,11 @@ class DashScope(JsonProtocol):
     def _finish(self, task: _Task, given: dict[str, Any]) -> list[Action]:
         if text_in(given, "directive") == "cancel":
             self._task = None
-            return [Cancel(task.speech), _event(task.task_id, "task-finished")]
+            return [*task.cancel(), _event(task.task_id, "task-finished")]
         if task.is_ending:
             return []
         task.is_ending = True
-        return [End(task.speech)]
+        return [*task.open(), End(task.speech)]
 
     def audio(self, speech: str, made: Made) -> Sequence[Action]:
         task = self._running(speech)

@@ -44,6 +44,37 @@ def test_a_task_from_start_to_end() -> None:
     assert events(send(one, "run-task", task="t2")) == ["task-started"]  # the same socket
 
 
+@pytest.mark.parametrize(
+    ("asked", "text", "is_ssml"),
+    [
+        (True, '<speak>One <break time="1s"/> two</speak>', True),
+        (True, '\n<speak rate="1.2">one</speak>', True),
+        (True, "AT&T: 1 < 2", False),  # the vendor's packages set it for every text that is sent whole
+        (True, "<speaker> one", False),
+        (False, "<speak>one</speak>", False),
+        (None, "<speak>one</speak>", False),
+    ],
+)
+def test_a_text_in_speak_is_ssml_where_the_client_allows_it(asked: bool | None, text: str, is_ssml: bool) -> None:
+    one = started(enable_ssml=asked)
+    send(one, "continue-task", {"text": text})
+    send(one, "continue-task", {"text": " <speak>more"})
+    (opened,) = one.opened
+    assert opened.values == {"seed": 0, **({"text_type": "ssml"} if is_ssml else {})}
+    check_values(opened.values)
+    assert one.texts == {"1": f"{text} <speak>more"}
+
+
+def test_a_task_that_waits_for_its_first_text_may_end_fail_or_be_cancelled() -> None:
+    cancelled, failed, ended = (started(enable_ssml=True) for _ in range(3))
+    assert events(send(cancelled, "finish-task", {"directive": "cancel"})) == ["task-finished"]
+    assert events(send(failed, "jump")) == ["task-failed"]
+    assert cancelled.opened == failed.opened == [] and cancelled.cancelled == failed.cancelled == []
+    send(ended, "continue-task", {"flush": True})
+    send(ended, "finish-task")
+    assert ended.ended == {"1"} and events(ended.finished("1")) == ["task-finished"]
+
+
 def test_a_client_without_a_format_gets_mp3() -> None:
     chosen = started(format="Default", sample_rate=0).opened[0].format
     assert (chosen.codec, chosen.sample_rate) == ("mp3", 22050)

@@ -67,7 +67,9 @@ DASHSCOPE = st.fixed_dictionaries(
         "payload": st.fixed_dictionaries(
             {},
             optional={
-                "input": st.fixed_dictionaries({}, optional={"text": TEXT, "flush": FLAG, "directive": st.just("cancel") | ANYTHING})
+                "input": st.fixed_dictionaries(
+                    {}, optional={"text": TEXT | st.just("<speak>"), "flush": FLAG, "directive": st.just("cancel") | ANYTHING}
+                )
                 | ANYTHING,
                 "parameters": st.fixed_dictionaries(
                     {},
@@ -79,6 +81,7 @@ DASHSCOPE = st.fixed_dictionaries(
                         "volume": ANYTHING,
                         "instruction": TEXT,
                         "word_timestamp_enabled": FLAG,
+                        "enable_ssml": FLAG,
                     },
                 )
                 | ANYTHING,

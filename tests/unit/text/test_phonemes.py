@@ -24,6 +24,8 @@ SYLLABLES = (
     [
         ("cmu-arpabet", "T AH0 M EY1 T OW0", "[T] [AH0] [M] [EY1] [T] [OW0]"),
         ("cmu-arpabet", "ae1 k", "[AE1] [K]"),
+        ("cmu", "AE1 K", "[AE1] [K]"),
+        ("py", "chong2 qing4", "[ch] [óng] [q] [ìng]"),
         ("pinyin", "chong2 qing4", "[ch] [óng] [q] [ìng]"),
         (
             "pinyin",
