@@ -14,13 +14,14 @@ _CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _IS_CJK = re.compile(rf"[{_CJK}]")
 WORD = re.compile(rf"[{_CJK}]|[^\s{_CJK}]+")
 _WORD_WITH_BLANKS = re.compile(rf"\s*(?:[{_CJK}][^\w\s]*|[^\s{_CJK}]+)")  # those before it; all words one after another are the text
+_TAG = re.compile(r"</?(?:speak|p|s|break|sub|phoneme|say-as|prosody)(?:\s[^<>]*|/)?(?:>|\Z)")  # spoken in no text, SSML or not
 _TO_LAST_LETTER = re.compile(r".*\w", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class SpokenWord:
-    """text: with the punctuation behind it. begin, end: in characters of the text, without blanks. begin_s, end_s: in the audio; it ends
-    with its last letter or digit, because the punctuation behind it is a pause."""
+    """text: with the punctuation behind it, without SSML's tags. begin, end: in characters of the text, without blanks. begin_s, end_s: in
+    the audio; it ends with its last letter or digit, because the punctuation behind it is a pause."""
 
     text: str
     begin: int
@@ -38,7 +39,7 @@ class SpokenWords:
     """Of one text, whose audio begins at ``begin_s``. Between two positions the time is proportional to the characters."""
 
     def __init__(self, begin_s: float = 0.0, pattern: re.Pattern[str] = _WORD_WITH_BLANKS) -> None:
-        """pattern: of a word, with blanks at most before it."""
+        """pattern: of a word, with blanks at most before it; SSML's tags are blanks to it, so that characters keep their places."""
         self.text = ""  # all of it so far; the caller lets it grow
         self._pattern = pattern
         self._cuts: list[int] = []  # places where a word ends though no blank follows
@@ -73,9 +74,9 @@ class SpokenWords:
     def _words(self, is_over: bool) -> list[SpokenWord]:
         found: list[SpokenWord] = []
         self._cuts = [cut for cut in self._cuts if cut > self._told]
-        ends = [*self._cuts, len(self.text)]
+        text, ends = _TAG.sub(lambda tag: " " * len(tag.group()), self.text), [*self._cuts, len(self.text)]
         for begin, end in zip([self._told, *ends], ends, strict=False):
-            for match in self._pattern.finditer(self.text, begin, end):
+            for match in self._pattern.finditer(text, begin, end):
                 may_grow = match.end() == len(self.text) and end not in self._cuts and not is_over
                 if may_grow or match.end() > self._positions[-1]:
                     return found
@@ -88,7 +89,8 @@ class SpokenWords:
         begin = match.end() - len(match.group().lstrip())
         letters = _TO_LAST_LETTER.match(match.group())
         end = match.end() if letters is None else match.start() + letters.end()
-        return SpokenWord(match.group(), begin, match.end(), self._time(begin, is_begin=True), self._time(end, is_begin=False))
+        written = _TAG.sub("", self.text[match.start() : match.end()])
+        return SpokenWord(written, begin, match.end(), self._time(begin, is_begin=True), self._time(end, is_begin=False))
 
     def _time(self, position: int, is_begin: bool) -> float:
         """Where the position stands still, a word that begins there begins last, and one that ends there ends first."""

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from bistream.client.spoken_words import WORD, SpokenWord, SpokenWords
 
-TEXTS = st.text(st.sampled_from("ab cd, .你好，。\n1"), max_size=60)
+WRITTEN = [*"ab cd, .你好，。\n1", "<s>", "</s>", '<break time="1.5s"/>']
+TEXTS = st.lists(st.sampled_from(WRITTEN), max_size=60).map("".join)
+TAGS = re.compile("<[^>]*>")
 PATTERNS = st.sampled_from([None, WORD])
 
 
@@ -32,7 +34,8 @@ def test_words_are_the_text_in_order_of_time(text: str, pattern: re.Pattern[str]
     words.text = text
     found += words.finish()
     joined = "".join(word.text for word in found)
-    assert joined == ("".join(text.split()) if pattern is WORD else text.rstrip())
+    spoken = TAGS.sub("", text)
+    assert joined == ("".join(spoken.split()) if pattern is WORD else spoken.rstrip())
     assert all(text[word.begin : word.end] == word.text.lstrip() for word in found)
     times = [time for word in found for time in (word.begin_s, word.end_s)]
     assert times == sorted(times)
@@ -64,6 +67,17 @@ def test_where_the_voice_stands_still_a_word_ends_before_and_the_next_begins_aft
     assert [(word.text, round(word.begin_s, 6), round(word.end_s, 6)) for word in found] == [
         ("a", 0.0, 0.1), (" b", 0.3, 0.325), (" 你", 0.35, 0.375), ("好", 0.375, 0.4)
     ]  # fmt: skip
+
+
+def test_tags_are_no_words_though_positions_count_them() -> None:
+    words = SpokenWords(pattern=WORD)
+    words.text = '<speak>Yes <break time="1s"/>no'
+    found = words.push(10, 0.4)
+    words.text += " <sub"
+    words.text += ' alias="n">N</sub></speak>'
+    found += [*words.push(29, 1.0), *words.push(31, 0.6), *words.finish()]
+    assert [word.text for word in found] == ["Yes", "no", "N"]
+    assert [(word.begin, round(word.begin_s, 6), round(word.end_s, 6)) for word in found[:2]] == [(7, 0.28, 0.4), (29, 1.4, 2.0)]
 
 
 def test_a_cut_and_a_settled_text_end_a_word() -> None:
