@@ -100,13 +100,14 @@ def test_many_sessions_leave_nothing(busy: Served, sizes: Sizes, attack: Attack)
 
 
 def table(warm: list[dict[str, Usage]], grown: dict[tuple[str, str], float], sessions: int) -> Table:
-    """Each measure at the end of the warm-up, at the end, and its slope for 1,000 sessions."""
+    """Each measure at the end of the warm-up, at the end, and its slope for 1,000 sessions, unless that is less than 0.05."""
     measured = (len(warm) - 1) * BLOCK
 
     def cell(name: str, measure: str) -> str:
         ends = (f"{getattr(one[name], measure):.0f}" for one in (warm[0], warm[-1]))
-        return f"{' → '.join(dict.fromkeys(ends))} ({grown[name, measure] * 1000 / measured:+.1f})"
+        slope = round(grown[name, measure] * 1000 / measured, 1)
+        return " → ".join(dict.fromkeys(ends)) + (f" ({slope:+.1f})" if slope else "")
 
-    title = f"Soak: what each process held from session {sessions - measured} to {sessions} (and the slope for 1,000 sessions)"
+    title = f"Soak: what each process held from session {sessions - measured} to {sessions} (slope for 1,000 sessions, unless 0)"
     columns = ("process", "resident MiB", "proportional MiB", "descriptors", "threads", "shared MiB")
     return Table(title, columns, [[name, *(cell(name, measure) for measure in MEASURES)] for name in sorted(warm[0])])
