@@ -114,11 +114,12 @@ def test_elevenlabs_stream_input_closes_with_1000(front: Running) -> None:
         assert len(data) == len("Hello world ") * BYTES_PER_CHARACTER
 
 
-def test_dashscope_runs_task_after_task(front: Running) -> None:
+def test_dashscope_runs_task_after_task(server: FakeServer, front: Running) -> None:
+    before = len(server.received)
     with opened(front, DASHSCOPE) as socket:
-        for _ in range(2):
-            socket.send(task("run-task", voice="anna", format="pcm", sample_rate=24000))
-            for piece in ("你好， ", "今天"):
+        for first, is_ssml in (("你好， ", False), ("<speak>好", True)):
+            socket.send(task("run-task", voice="anna", format="pcm", sample_rate=24000, enable_ssml=True))
+            for piece in (first, "今天"):
                 socket.send(task("continue-task", {"text": piece}))
             socket.send(task("finish-task"))
             audio, event = b"", ""
@@ -128,7 +129,11 @@ def test_dashscope_runs_task_after_task(front: Running) -> None:
                     audio += message
                 else:
                     event = message["header"]["event"]
-            assert len(audio) == 5 * BYTES_PER_CHARACTER  # the blank between the words is no text
+            text = f"{first.strip()}今天"  # the blank between the words is no text
+            assert len(audio) == len(text) * BYTES_PER_CHARACTER
+            start = next(one for one in server.received[before:] if one.flag("is_start"))
+            assert (start.inputs.get("text_type") == b"ssml") == is_ssml
+            before = len(server.received)
 
 
 @pytest.mark.parametrize("path", ALL)
