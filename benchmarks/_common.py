@@ -59,13 +59,13 @@ def million_additions_ms() -> float:
     return round(1000 * (time.perf_counter() - began), 1)
 
 
-def describe(name: str, config: Mapping[str, Any], metrics: Mapping[str, Any], hardware_name: str | None = None) -> dict[str, Any]:
-    """A result, with the fields common to all benchmarks. hardware_name: None: this host."""
+def describe(name: str, config: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """A result, with the fields common to all benchmarks."""
     return {
         "name": name,
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "hardware": hardware_name or hardware(),
+        "hardware": hardware(),
         "million_additions_ms": million_additions_ms(),
         "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *without_api_key(sys.argv[1:])]),
         "config": dict(config),
@@ -89,11 +89,9 @@ def _is_api_key(option: str) -> bool:
     return len(option) > 2 and "--api-key".startswith(option)
 
 
-def report(
-    name: str, config: Mapping[str, Any], metrics: Mapping[str, Any], out: str | Path | None, hardware_name: str | None = None
-) -> None:
+def report(name: str, config: Mapping[str, Any], metrics: Mapping[str, Any], out: str | Path | None) -> None:
     """Print the result as one line of JSON, and write it to ``out`` if given."""
-    result = describe(name, config, metrics, hardware_name)
+    result = describe(name, config, metrics)
     if out is not None:
         Path(out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))
