@@ -17,6 +17,7 @@ from bistream.checkpoints.config import LanguageModelConfig
 from bistream.text2token.attention import AttentionPlan, attend_causal, attend_rows
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.kv_cache import PagedCache
+from bistream.text2token.products import product
 from bistream.text2token.weights import LayerWeights, ModelWeights
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, query, key, value -> [n, hidden]
@@ -83,7 +84,7 @@ class Qwen2Model:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden] -> float32 [n, ``TokenSpace.num_scores``]: speech tokens, then the ids that end a turn."""
-        return functional.linear(hidden.float(), self.weights.head_weight, self.weights.head_bias)
+        return product(hidden.float(), self.weights.head_weight, self.weights.head_bias)
 
     def _body(self, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         cos = self._cos[positions][:, None].to(self.dtype)
@@ -95,16 +96,16 @@ class Qwen2Model:
 
     def _attention(self, index: int, layer: LayerWeights, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         config = self.config
-        fused = functional.linear(self._norm(hidden, layer.input_norm), layer.qkv_weight, layer.qkv_bias)
+        fused = product(self._norm(hidden, layer.input_norm), layer.qkv_weight, layer.qkv_bias)
         heads = fused.view(len(hidden), -1, config.head_size)
         num_rotated = config.num_attention_heads + config.num_key_value_heads
         rotated = _rotate(heads[:, :num_rotated], cos, sin)
         query, key = rotated[:, : config.num_attention_heads], rotated[:, config.num_attention_heads :]
-        return functional.linear(attend(index, query, key, heads[:, num_rotated:]), layer.output_weight)
+        return product(attend(index, query, key, heads[:, num_rotated:]), layer.output_weight)
 
     def _mlp(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
-        gate, up = functional.linear(self._norm(hidden, layer.post_norm), layer.gate_up_weight).chunk(2, dim=-1)
-        return functional.linear(functional.silu(gate) * up, layer.down_weight)
+        gate, up = product(self._norm(hidden, layer.post_norm), layer.gate_up_weight).chunk(2, dim=-1)
+        return product(functional.silu(gate) * up, layer.down_weight)
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(hidden, weight.shape, weight, self.config.rms_norm_eps)

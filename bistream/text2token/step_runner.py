@@ -64,7 +64,7 @@ class EagerRunner:
 
     def __init__(self, model: Qwen2Model, settings: EngineSettings, sampler: Sampler, head: Head | None = None) -> None:
         """head: whose attention ``places`` tells; ``settings.knows_texts`` then."""
-        self.model = model
+        self.model = model = Qwen2Model(model.config, model.weights.packed())
         self.space = model.space
         self.settings = settings
         self.sampler = sampler
@@ -76,8 +76,9 @@ class EagerRunner:
         self.tables[settings.max_sessions] = settings.num_blocks
         self._reader = None if head is None else TextReader(head, model.config, self.cache)
         self._padding = (Segment(settings.max_sessions, 0, (0,), samples=False),)
-        # every thread of a matrix product needs its kernel's minimum of rows, or results would depend on the number of rows
-        self.row_multiple = MIN_PRODUCT_ROWS * min(torch.get_num_threads(), 4) if model.device.type == "cpu" else 1
+        # every thread of MKL's products needs its kernel's minimum of rows, or results would depend on the number of rows
+        uses_mkl = model.device.type == "cpu" and not model.weights.layers[0].output_weight.is_mkldnn
+        self.row_multiple = MIN_PRODUCT_ROWS * min(torch.get_num_threads(), 4) if uses_mkl else 1
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> SampledRows:

@@ -7,7 +7,7 @@ do gate and up projections, and all embeddings become one table in the order of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bistream.checkpoints.config import LanguageModelConfig
 from bistream.checkpoints.reader import check_state_dict, find_file, load_state_dict
+from bistream.text2token.products import packed
 
 FILE_NAME = "llm.pt"
 BODY = "llm.model.model"
@@ -32,6 +33,16 @@ class LayerWeights:
     gate_up_weight: Tensor  # [2 * intermediate, hidden], gate first
     down_weight: Tensor  # [hidden, intermediate]
 
+    def packed(self) -> LayerWeights:
+        """The matrices in the order of ``products``."""
+        return replace(
+            self,
+            qkv_weight=packed(self.qkv_weight),
+            output_weight=packed(self.output_weight),
+            gate_up_weight=packed(self.gate_up_weight),
+            down_weight=packed(self.down_weight),
+        )
+
 
 @dataclass(frozen=True)
 class ModelWeights:
@@ -42,6 +53,10 @@ class ModelWeights:
     final_norm: Tensor  # [hidden]
     head_weight: Tensor  # [TokenSpace.num_scores, hidden] float32
     head_bias: Tensor  # [TokenSpace.num_scores] float32; zero where the checkpoint's head has none
+
+    def packed(self) -> ModelWeights:
+        """For inference on their device (``products``)."""
+        return replace(self, layers=tuple(layer.packed() for layer in self.layers), head_weight=packed(self.head_weight))
 
 
 def expected_shapes(config: LanguageModelConfig) -> dict[str, tuple[int, ...]]:

@@ -126,8 +126,8 @@ class _Runners:
             from bistream.text2token.graphs.weights import fold_weights  # noqa: PLC0415
 
             self._folded = fold_weights(weights, sizes, device, dtype)
-        elif dtype != torch.float32:
-            self._weights = _in_dtype(weights, dtype)
+        else:
+            self._weights = _in_dtype(weights, dtype).packed()
 
     def make(self, sizes: OneTableConfig, head: Tensor, settings: EngineSettings) -> StepRunner:
         """head: float32 [rows, hidden]."""
