@@ -1,6 +1,6 @@
 """Attention of rows over the paged cache, in plain PyTorch: each row attends to its own sequence up to its own position.
 
-In: queries of a step's rows, one layer of ``PagedCache``, an ``AttentionPlan`` (made once per step from the block tables).
+In: queries of a step's rows, a layer's blocks of ``PagedCache``, an ``AttentionPlan`` (made once per step from the block tables).
 Out: one vector per row. This is the reference and the CPU path; a fused kernel needs only slot and position of each row.
 
 Rows of one sequence share its keys, so rows are computed per segment: segments with few rows together, padded; long ones
@@ -34,7 +34,7 @@ class RowGroup:
     rows: Tensor  # [S, R] indices into the step's rows
     blocks: Tensor  # [S, C / block_size] block numbers, padded with any block
     hidden: Tensor  # [S, R, C] bool: True where the row must not attend
-    outside: Tensor  # [S, C] bool: True after the segment's last position
+    outside: Tensor  # [S, T] bool, of the last T positions: True after the segment's last one; before them all are inside
 
 
 @dataclass(frozen=True)
@@ -70,21 +70,22 @@ def _group(
         blocks[row, :used] = table[:used]
     context = np.arange(num_blocks * block_size)
     hidden = context[None, None, :] > (first + steps)[:, :, None]
-    outside = context[None, :] >= first + count
+    outside = context[None, int((first + count).min()) :] >= first + count
     arrays = (starts[:, None] + steps, blocks, hidden, outside)
     return RowGroup(*(torch.from_numpy(array).to(device) for array in arrays))
 
 
-def attend_rows(query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan) -> Tensor:
-    """query [n, heads, head_size]; keys, values [num_blocks, block_size, kv_heads, head_size] -> [n, heads * head_size]."""
+def attend_rows(query: Tensor, keys_values: Tensor, plan: AttentionPlan) -> Tensor:
+    """query [n, heads, head_size]; keys_values [2, num_blocks, block_size, kv_heads, head_size] -> [n, heads * head_size]."""
     num_rows, heads, head_size = query.shape
-    kv_heads = keys.shape[2]
+    kv_heads = keys_values.shape[3]
     result = torch.zeros_like(query)  # rows of no segment are padding
     for group in plan.groups:
         segments, rows = group.rows.shape
-        key = keys[group.blocks].view(segments, -1, kv_heads, head_size)  # [S, C, kv_heads, head_size]
+        gathered = keys_values.index_select(1, group.blocks.view(-1))
+        key, value = gathered.view(2, segments, -1, kv_heads, head_size).unbind()  # each [S, C, kv_heads, head_size]
         # memory after the sequence is arbitrary, even NaN of a session that failed, and zero times NaN is NaN
-        value = values[group.blocks].view(segments, -1, kv_heads, head_size).masked_fill_(group.outside[:, :, None, None], 0)
+        value[:, value.shape[1] - group.outside.shape[1] :].masked_fill_(group.outside[:, :, None, None], 0)
         grouped = query[group.rows].view(segments, rows, kv_heads, heads // kv_heads, head_size).permute(0, 2, 1, 3, 4)
         attended = _softmax_attention(grouped, key.permute(0, 2, 3, 1), value.permute(0, 2, 1, 3), group.hidden)
         result[group.rows] = attended.permute(0, 2, 1, 3, 4).reshape(segments, rows, heads, head_size)
@@ -104,11 +105,13 @@ def attend_causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def _softmax_attention(query: Tensor, key: Tensor, value: Tensor, hidden: Tensor) -> Tensor:
     """query [S, kv_heads, R, share, head_size], key [S, kv_heads, head_size, C], value [S, kv_heads, C, head_size]."""
     segments, kv_heads, rows, share, head_size = query.shape
-    scores = torch.matmul(query.reshape(segments, kv_heads, rows * share, head_size), key).float() * head_size**-0.5
-    scores = scores.view(segments, kv_heads, rows, share, -1).masked_fill_(hidden[:, None, :, None, :], -torch.inf)
-    weights = torch.softmax(scores, dim=-1).to(value.dtype).view(segments, kv_heads, rows * share, -1)
-    result = query.new_zeros(segments, kv_heads, rows * share, head_size)
-    for start in range(0, value.shape[2], CONTEXT_TILE):
+    query, key = query.reshape(segments * kv_heads, rows * share, head_size), key.reshape(segments * kv_heads, head_size, -1)
+    value = value.reshape(segments * kv_heads, -1, head_size)
+    scores = torch.bmm(query, key).float() * head_size**-0.5
+    scores.view(segments, kv_heads, rows, share, -1).masked_fill_(hidden[:, None, :, None, :], -torch.inf)
+    weights = torch.softmax(scores, dim=-1).to(value.dtype)
+    result = torch.bmm(weights[..., :CONTEXT_TILE], value[:, :CONTEXT_TILE])
+    for start in range(CONTEXT_TILE, value.shape[1], CONTEXT_TILE):
         tile = slice(start, start + CONTEXT_TILE)
-        result += torch.matmul(weights[..., tile], value[:, :, tile])
+        result.baddbmm_(weights[..., tile], value[:, tile])
     return result.view(segments, kv_heads, rows, share, head_size)

@@ -66,7 +66,7 @@ class Qwen2Model:
             cache.write(layer, cache_index, key, value)
             if observe is not None:
                 observe(layer, query)
-            return attend_rows(query, *cache.layer(layer), plan)
+            return attend_rows(query, cache.blocks[layer], plan)
 
         return self._body(self.embed(ids), positions, attend)
 
