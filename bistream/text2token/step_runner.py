@@ -126,6 +126,7 @@ class EagerRunner:
             [self.tables[segment.slot] for segment in segments],
             self.block_size,
             self.model.device,
+            [index for index, segment in enumerate(segments) if segment.ids is None],
         )
         slots = self._padded(slots, len(self.tables) - 1)
         positions = self._padded(positions)
