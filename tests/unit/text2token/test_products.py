@@ -14,7 +14,7 @@ WIDTHS = st.sampled_from([8, 60, 64, 96, 123, 256, 300])
 
 
 @given(st.integers(1, 40), WIDTHS, WIDTHS, st.booleans(), st.integers(0, 1000))
-@settings(max_examples=30)
+@settings(max_examples=10)
 def test_a_product_with_packed_weights_is_the_exact_one(rows: int, width: int, outputs: int, has_bias: bool, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     given_rows, weight = torch.randn(rows, width, generator=generator), torch.randn(outputs, width, generator=generator)
