@@ -144,7 +144,8 @@ class EagerRunner:
         return torch.where(given < 0, self.state.last_id[self._tensor(slots)], given)
 
     def _padded(self, rows: NDArray[np.int64], filler: int = 0) -> NDArray[np.int64]:
-        return np.pad(rows, (0, -len(rows) % self.row_multiple), constant_values=filler)
+        missing = -len(rows) % self.row_multiple
+        return np.pad(rows, (0, missing), constant_values=filler) if missing else rows
 
     def _tensor(self, array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self.model.device)
