@@ -17,7 +17,7 @@ _ROWS = 4  # of the product that oneDNN chooses its order for; that for a single
 
 def packed(weight: Tensor) -> Tensor:
     """weight [out, in] in the order in which ``product`` is fastest on its device. For inference; packed once, it stays as it is."""
-    if weight.is_mkldnn or weight.device.type != "cpu" or weight.dtype != torch.float32 or not _is_invariant():
+    if weight.is_mkldnn or weight.device.type != "cpu" or weight.dtype != torch.float32 or not _is_invariant(*weight.shape):
         return weight
     return _in_order(weight)
 
@@ -36,11 +36,11 @@ def _in_order(weight: Tensor) -> Tensor:
 
 
 @cache
-def _is_invariant() -> bool:
-    """Whether this processor gives a row the same bits in any number of rows, which was measured with AVX2; 10 ms."""
+def _is_invariant(outputs: int, width: int) -> bool:
+    """Whether this processor gives a row the same bits in any number of rows of such a product; takes milliseconds."""
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     generator = torch.Generator().manual_seed(0)
-    weight, rows = _in_order(torch.randn(512, 1024, generator=generator)), torch.randn(64, 1024, generator=generator)
+    weight, rows = _in_order(torch.randn(outputs, width, generator=generator)), torch.randn(64, width, generator=generator)
     together = product(rows, weight)
     return all(torch.equal(product(rows[:count], weight), together[:count]) for count in (1, 2, 3, 4, 5, 8, 17, 32))

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.text2token.attention import attend_causal, attend_rows, plan_attention
+from tests.unit.text2token.tiny import needs_invariance
 
 BLOCK, HEADS, KV_HEADS, HEAD_SIZE = 16, 4, 2, 16
 CPU = torch.device("cpu")
@@ -44,6 +45,7 @@ def test_rows_attend_to_their_own_sequence_and_to_nothing_behind_it(lengths: lis
         torch.testing.assert_close(found[row], whole, rtol=0, atol=1e-5)  # weights of at most 1, of a softmax in float32
 
 
+@needs_invariance
 @pytest.mark.parametrize("length", [1, 16, 130, 250, 300])
 def test_a_row_that_decodes_has_the_same_bits_in_any_company(length: int) -> None:
     """Where the library that computes longer chunks of a sum splits it by its length."""

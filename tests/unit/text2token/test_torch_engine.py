@@ -22,7 +22,7 @@ from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.torch_engine import TorchEngine, TorchSequence
 from bistream.text2token.weights import build_weights
 from tests.fakes import RecordingSink, ScriptedSampler
-from tests.unit.text2token.tiny import CONFIG, SPACE, eager_engine, random_state, tiny_model
+from tests.unit.text2token.tiny import CONFIG, SPACE, eager_engine, needs_invariance, random_state, tiny_model
 
 ALL_STOPS = frozenset(SPACE.specials)
 GREEDY = SamplingSpec(temperature=0.0)
@@ -82,20 +82,7 @@ def test_greedy_turns_match_the_dense_forward() -> None:
             ledger.append(token_id)
 
 
-def library_is_batch_invariant() -> bool:
-    """Whether this machine's matrix products, of both widths of the tiny model, give a row the same bits in 4 rows as in 24."""
-    return all(_is_invariant(torch.randn(24, width), torch.randn(96, width)) for width in (64, 96))
-
-
-def _is_invariant(rows: torch.Tensor, matrix: torch.Tensor) -> bool:
-    few, many = torch.nn.functional.linear(rows[:4], matrix), torch.nn.functional.linear(rows, matrix)
-    batched = torch.matmul(rows.view(6, 4, -1), matrix.T)
-    return torch.equal(few, many[:4]) and torch.equal(batched[0], torch.matmul(rows[:4].view(1, 4, -1), matrix.T)[0])
-
-
-@pytest.mark.skipif(
-    not library_is_batch_invariant(), reason="this machine's matrix library is not batch-invariant; MKL_CBWR=AUTO,STRICT may make it so"
-)
+@needs_invariance
 def test_scores_are_bit_identical_in_any_batch() -> None:
     """Seeded sessions repeat exactly because not even rounding depends on the other rows of a step."""
     torch.set_num_threads(1)
