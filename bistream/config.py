@@ -73,7 +73,7 @@ class RuntimeConfig:
     condition_recordings: bool = True  # trim recordings to their speech, scale loud ones, refuse those without; false: as they come
     voices_dir: str = ""  # registered voices; empty: none
     default_speaker_id: str = ""  # used for requests with neither reference nor speaker_id (upstream's spk2info cache)
-    max_unread_audio_s: float = 60.0  # unplayed audio of a client at which its generation pauses (back-pressure)
+    max_unread_audio_s: float = 60.0  # unplayed audio of a client at which its generation pauses (back-pressure); below 10 it may hear gaps
 
     # Set for comparisons, by who measures or checks parity; the defaults serve
     speech_tokenizer: str = "auto"  # auto | onnx (on the CPU) | torch: which program runs the speech tokenizer

@@ -14,7 +14,9 @@ _CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _IS_CJK = re.compile(rf"[{_CJK}]")
 WORD = re.compile(rf"[{_CJK}]|[^\s{_CJK}]+")
 _WORD_WITH_BLANKS = re.compile(rf"\s*(?:[{_CJK}][^\w\s]*|[^\s{_CJK}]+)")  # those before it; all words one after another are the text
-_TAG = re.compile(r"</?(?:speak|p|s|break|sub|phoneme|say-as|prosody)(?:\s[^<>]*|/)?(?:>|\Z)")  # spoken in no text, SSML or not
+# Spoken in no text, SSML or not. As long as the text grows, a tag may go on.
+_TAG_BEGUN = r"</?(?:speak|p|s|break|sub|phoneme|say-as|prosody)(?:\s(?:\"[^\"]*(?:\"|\Z)|'[^']*(?:'|\Z)|[^<>\"'])*|/)?"
+_TAG, _TAG_SO_FAR = re.compile(_TAG_BEGUN + ">"), re.compile(_TAG_BEGUN + r"(?:>|\Z)")
 _TO_LAST_LETTER = re.compile(r".*\w", re.DOTALL)
 
 
@@ -74,7 +76,8 @@ class SpokenWords:
     def _words(self, is_over: bool) -> list[SpokenWord]:
         found: list[SpokenWord] = []
         self._cuts = [cut for cut in self._cuts if cut > self._told]
-        text, ends = _TAG.sub(lambda tag: " " * len(tag.group()), self.text), [*self._cuts, len(self.text)]
+        tags = _TAG if is_over else _TAG_SO_FAR
+        text, ends = tags.sub(lambda tag: " " * len(tag.group()), self.text), [*self._cuts, len(self.text)]
         for begin, end in zip([self._told, *ends], ends, strict=False):
             for match in self._pattern.finditer(text, begin, end):
                 may_grow = match.end() == len(self.text) and end not in self._cuts and not is_over

@@ -93,7 +93,15 @@ class HopPacing:
         spoken_s = self.breaks.rendered(self.playback.samples_sent) / self._format.sample_rate
         unspoken_s = max(0.0, received_s - self._policy.withheld_s - spoken_s)
         slack_s = None if self._session.start.offline else self.playback.buffer_s(now) + unspoken_s
-        return TokenDemand(self._policy.wanted_tokens(self._progress(now, 0.0)), slack_s)
+        return TokenDemand(self._policy.wanted_tokens(self._progress_behind_breaks(now)), slack_s)
+
+    def _progress_behind_breaks(self, now: float) -> HopProgress:
+        """Once all hops are sent that end at breaks: flushes, behind which counts begin anew, where the family knows them."""
+        progress, session = self._progress(now, 0.0), self._session
+        ends = [place for place, begun in session.break_edges if begun is None and place > self._tokens_sent]
+        if not ends or self._policy.blocks.interleaved:
+            return progress
+        return replace(progress, received_tokens=self._tokens_sent + len(session.tokens) - ends[-1], sent_tokens=0)
 
     def sends(self, tokens: int) -> None:
         """So many go to token2wav, at the speed of the first of them."""

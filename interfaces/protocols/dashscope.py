@@ -24,7 +24,7 @@ from interfaces.protocols.actions import POLICY_VIOLATION, Action, Append, Cance
 from interfaces.protocols.messages import JsonProtocol, name_in, name_or_none, number_in, object_in, objects_in, text_in
 
 MAX_VOLUME, DEFAULT_VOLUME = 100, 50
-_SSML = re.compile(r"\s*<speak[\s>]")
+_SSML = re.compile(r"[\s\ufeff]*<(?:\?xml|speak)[\s/>]")
 
 
 @dataclass
@@ -130,7 +130,9 @@ class DashScope(JsonProtocol):
             if text.strip():
                 raise InvalidInputError("The task is finishing and takes no more text; start another one.")
             return []
-        made = task.open(text) if text or given.get("flush") else []
+        if task.opening is not None and not text.strip():
+            return []  # the first text says whether it is SSML
+        made = task.open(text)
         if text:
             task.append(text)
             made.append(Append(task.speech, text))

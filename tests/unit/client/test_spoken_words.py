@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,6 +79,23 @@ def test_tags_are_no_words_though_positions_count_them() -> None:
     found += [*words.push(29, 1.0), *words.push(31, 0.6), *words.finish()]
     assert [word.text for word in found] == ["Yes", "no", "N"]
     assert [(word.begin, round(word.begin_s, 6), round(word.end_s, 6)) for word in found[:2]] == [(7, 0.28, 0.4), (29, 1.4, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "spoken"),
+    [
+        ("When p <s then we speak on. And on.", "When p <s then we speak on. And on."),
+        ('One <sub alias="x > y">two</sub> three', "One two three"),
+        ("1 <p and 'so' on", "1 <p and 'so' on"),
+    ],
+)
+def test_what_only_begins_like_a_tag_is_text_once_all_of_it_is_there(text: str, spoken: str) -> None:
+    words = SpokenWords(pattern=WORD)
+    found = []
+    for character in text:
+        words.text += character
+        found += words.push(len(words.text), 0.1)
+    assert [word.text for word in (*found, *words.finish())] == spoken.split()
 
 
 def test_a_cut_and_a_settled_text_end_a_word() -> None:

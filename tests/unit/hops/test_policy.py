@@ -332,6 +332,13 @@ def test_a_rest_withholds_nothing(progress: HopProgress) -> None:
     raise AssertionError("no end")
 
 
+@given(sentences())
+def test_a_rest_asks_for_no_more_than_the_next_sentence_begins_with(progress: HopProgress) -> None:
+    resting = dataclasses.replace(progress, is_resting=True, has_ended=False, received_tokens=progress.received_tokens + 1)
+    begun = dataclasses.replace(progress, is_resting=False, has_ended=False, received_tokens=0, sent_tokens=0)
+    assert SENTENCES.wanted_tokens(resting) == SENTENCES.wanted_tokens(begun)
+
+
 def test_the_first_hops_of_a_sentence_wait_for_less() -> None:
     progress = HopProgress(40, received_tokens=21, sent_tokens=0, has_ended=False)
     assert SENTENCES.next_hop(progress) is None and SENTENCES.wanted_tokens(progress) == 1

@@ -49,6 +49,7 @@ def test_a_task_from_start_to_end() -> None:
     [
         (True, '<speak>One <break time="1s"/> two</speak>', True),
         (True, '\n<speak rate="1.2">one</speak>', True),
+        (True, '\ufeff<?xml version="1.0"?><speak>one</speak>', True),  # and then refused, in place of being spoken
         (True, "AT&T: 1 < 2", False),  # the vendor's packages set it for every text that is sent whole
         (True, "<speaker> one", False),
         (False, "<speak>one</speak>", False),
@@ -57,6 +58,9 @@ def test_a_task_from_start_to_end() -> None:
 )
 def test_a_text_in_speak_is_ssml_where_the_client_allows_it(asked: bool | None, text: str, is_ssml: bool) -> None:
     one = started(enable_ssml=asked)
+    if asked:
+        send(one, "continue-task", {"text": " "})
+        send(one, "continue-task", {"flush": True})
     send(one, "continue-task", {"text": text})
     send(one, "continue-task", {"text": " <speak>more"})
     (opened,) = one.opened
@@ -70,7 +74,6 @@ def test_a_task_that_waits_for_its_first_text_may_end_fail_or_be_cancelled() -> 
     assert events(send(cancelled, "finish-task", {"directive": "cancel"})) == ["task-finished"]
     assert events(send(failed, "jump")) == ["task-failed"]
     assert cancelled.opened == failed.opened == [] and cancelled.cancelled == failed.cancelled == []
-    send(ended, "continue-task", {"flush": True})
     send(ended, "finish-task")
     assert ended.ended == {"1"} and events(ended.finished("1")) == ["task-finished"]
 

@@ -11,25 +11,27 @@ import numpy as np
 import pytest
 
 from bistream.config import RuntimeConfig
+from bistream.families.family import BlockLayout
+from bistream.families.spark import SPARK
 from bistream.hops.policy import HopPolicy
 from bistream.sessions.hop_pacing import HopPacing
-from bistream.types import SpeechTokens, TokenDemand, VoicePrompt
+from bistream.types import SpeechBreak, SpeechTokens, TokenDemand, VoicePrompt
 from tests.formats import AUDIO_FORMAT, BLOCKS, SAMPLE_RATE
 
 PROMPT = VoicePrompt("", np.zeros(50, np.int32), np.zeros((100, 80), np.float32), np.zeros(192, np.float32))
 
 
-def pacing(tokens: int, offline: bool = False, speed: float = 1.0) -> HopPacing:
+def pacing(tokens: int, offline: bool = False, speed: float = 1.0, blocks: BlockLayout = BLOCKS, is_resting: bool = False) -> HopPacing:
     """Of a session with this many tokens that are in no hop yet."""
     session: Any = SimpleNamespace(
         start=SimpleNamespace(offline=offline, is_end=True, speed=speed),
         tokens=[1] * tokens,
         finish_reason=None,
-        last_message=SpeechTokens(()),
+        last_message=SpeechTokens((), is_resting=is_resting),
         speed=speed,
         break_edges=deque(),
     )
-    made = HopPacing(session, RuntimeConfig(), HopPolicy(AUDIO_FORMAT, BLOCKS), lambda: asyncio.sleep(0), lambda: None)
+    made = HopPacing(session, RuntimeConfig(), HopPolicy(AUDIO_FORMAT, blocks), lambda: asyncio.sleep(0), lambda: None)
     made.voice_ready(PROMPT)
     return made
 
@@ -40,6 +42,19 @@ def test_before_the_first_audio_the_slack_is_that_of_the_tokens(tokens: int, wan
     demand = pacing(tokens).wanted_tokens(10.0)
     assert demand.slack_s == pytest.approx(tokens / 25)
     assert int(demand) == wanted
+
+
+def test_at_the_end_of_a_sentence_wanted_is_what_the_next_one_begins_with() -> None:
+    """Where the family flushes what is there, at a rest or at a break, and counts anew."""
+    first = pacing(0, blocks=SPARK.blocks)
+    resting = pacing(40, blocks=SPARK.blocks, is_resting=True)
+    behind_break = pacing(45, blocks=SPARK.blocks)
+    behind_break._session.break_edges += [(20, SpeechBreak(20, 8, 100)), (28, None)]
+    wanted = int(first.wanted_tokens(10.0))
+    assert int(resting.wanted_tokens(10.0)) == wanted and int(behind_break.wanted_tokens(10.0)) == wanted - 17
+    interleaved = pacing(45)
+    interleaved._session.break_edges += behind_break._session.break_edges
+    assert int(interleaved.wanted_tokens(10.0)) == int(pacing(45).wanted_tokens(10.0))
 
 
 @pytest.mark.parametrize("speed", [0.5, 1.25, 2.0])
