@@ -1,6 +1,7 @@
 """Real servers for the tests: one that streams, shared by most tests, and one that answers offline and keeps little.
 
-The start of a server is most of the time of these tests: a test has one of its own only where its settings or its end leave no choice.
+Starts of servers and speech are most of the time of these tests: a test has a server of its own only where its settings or its end leave no
+choice, and a language model that does not end (``tiny_model_dir``) only where it must speak for long.
 """
 
 from __future__ import annotations
@@ -131,9 +132,9 @@ def serve(folder: Path, model_dir: Path, **settings: str) -> Generator[TritonSer
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[TritonServer]:
+def server(tmp_path_factory: pytest.TempPathFactory, brief_model_dir: Path) -> Iterator[TritonServer]:
     """All models; ``cosyvoice2`` streams."""
-    yield from serve(tmp_path_factory.mktemp("streaming"), tiny_model_dir)
+    yield from serve(tmp_path_factory.mktemp("streaming"), brief_model_dir)
 
 
 @pytest.fixture(scope="session")

@@ -54,8 +54,8 @@ def is_ready(port: str) -> bool:
         return False
 
 
-def test_it_renders_serves_drains_and_ends_at_the_second_signal(tmp_path: Path, tiny_model_dir: Path, voice: Voice) -> None:
-    environment = variables(tmp_path, tiny_model_dir)
+def test_it_renders_serves_drains_and_ends_at_the_second_signal(tmp_path: Path, brief_model_dir: Path, voice: Voice) -> None:
+    environment = variables(tmp_path, brief_model_dir)
     health_port = environment["BISTREAM__SERVE__HEALTH_PORT"]
     log = tmp_path / "container.log"
     with log.open("w") as stream:
