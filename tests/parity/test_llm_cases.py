@@ -1,15 +1,10 @@
-"""All unistream and bistream generations of the reference, token for token, with its layouts.
-
-All of them through the torch engine with its cache, and every third also by a dense forward pass over the whole ledger at every step:
-where both fail, the layouts feed other ids.
-"""
+"""All unistream and bistream generations of the reference, token for token, with its layouts and the torch engine."""
 
 from __future__ import annotations
 
 import copy
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -44,9 +39,6 @@ def _cases(golden_set: golden.GoldenSet) -> Iterator[dict[str, Any]]:
 
 CASES = [(title, case) for title, golden_set in SETS.items() for case in _cases(golden_set)]
 of_all_cases = pytest.mark.parametrize(("title", "case"), CASES, ids=[f"{title}-{case['kind']}-{case['name']}" for title, case in CASES])
-of_every_third_case = pytest.mark.parametrize(
-    ("title", "case"), CASES[::3], ids=[f"{title}-{case['kind']}-{case['name']}" for title, case in CASES[::3]]
-)
 of_every_family = pytest.mark.parametrize("title", SETS)
 MAX_IDS = 2000  # of one case: more than any case needs
 RunTurn = Callable[[Turn], tuple[list[int], TurnResult]]
@@ -74,37 +66,6 @@ def scripted_pick(script: dict[str, Any]) -> Callable[[Tensor, Sequence[int]], i
         return int(scores.argmax())
 
     return pick
-
-
-@dataclass
-class DenseSequence:
-    """One sequence without an engine: the whole ledger goes through the model for every id."""
-
-    model: Qwen2Model
-    pick: Callable[[Tensor, Sequence[int]], int]
-
-    def __post_init__(self) -> None:
-        self.ledger: list[int] = []
-        self.decided: list[int] = []
-
-    def run(self, turn: Turn) -> tuple[list[int], TurnResult]:
-        self.ledger += turn.append_ids
-        ids: list[int] = []
-        offset = self.model.space.speech_offset
-        while len(ids) < min(turn.limits.max_new_ids, MAX_IDS):
-            logits = self.model.logits(self.model.forward_dense(torch.tensor(self.ledger))[-1:])[0]
-            log_probs = logits.log_softmax(dim=-1)
-            early = turn.limits.forbidden_early if len(ids) < turn.limits.min_new_ids else frozenset()
-            log_probs[[token_id - offset for token_id in turn.limits.forbidden | early]] = -torch.inf
-            row = self.pick(log_probs, self.decided)
-            self.decided.append(row)
-            if offset + row in self.model.space.specials:
-                return ids, TurnResult(TurnEnd.STOP, stop_id=offset + row)
-            ids.append(offset + row)
-            self.ledger.append(offset + row)
-        if turn.limits.record_on_length is not None:
-            self.decided.append(turn.limits.record_on_length - offset)
-        return ids, TurnResult(TurnEnd.LENGTH)
 
 
 def engine_runner(engine: TorchEngine, sequence: EngineSequence) -> RunTurn:
@@ -179,12 +140,6 @@ def test_the_cases_cover_both_layouts_and_long_pieces(title: str) -> None:
     cases = [case for of_title, case in CASES if of_title == title]
     assert {case["kind"] for case in cases} == {"unistream", "bistream"}
     assert any(len(piece) > 1 for case in cases for piece in case.get("arrivals", ()))
-
-
-@of_every_third_case
-def test_dense(title: str, case: dict[str, Any]) -> None:
-    model = model_of(title)
-    check_case(title, case, model.space, DenseSequence(model, scripted_pick(case["sampler"])).run)
 
 
 @of_all_cases

@@ -1,6 +1,7 @@
 """Real servers for the tests: one that streams, shared by most tests, and one that answers offline and keeps little.
 
-The start of a server is most of the time of these tests: a test has one of its own only where its settings or its end leave no choice.
+Starts of servers and speech are most of the time of these tests: a test has a server of its own only where its settings or its end leave no
+choice, and the language models of most end soon (``brief_model_dir``).
 """
 
 from __future__ import annotations
@@ -48,12 +49,13 @@ START_TIMEOUT_S = 600.0  # of a server whose six models share one core with othe
 # Tests of one server are a group, which one worker runs, so that each server starts once; the others are a group for each file. xdist needs
 # it before there are fixtures, so it goes by files; tests of the offline server in other files have it in their names.
 GROUPS = {
-    "streaming": "bad_input benchmarks client_example gate heavy_requests interfaces manners metrics models sessions voice_batches",
     "busy": "contents deaths hangs long_inputs soak stop_in_use",
     "hostile": "random_inputs timeouts unread",
+    "streaming": "bad_input benchmarks client_example gate heavy_requests interfaces manners metrics models sessions voice_batches",
     "offline": "long_sessions session_rules voice_hashes",
 }
-LONG = (*GROUPS, "test_cosyvoice3", "test_serve_gate", "test_serve_gpus", "test_serve_all")  # are begun first
+# Are begun first, the longest ones before the others.
+LONG = ("busy", "hostile", "streaming", "test_serve_gpus", "test_serve_gate", "offline", "test_cosyvoice3", "test_spark", "test_serve_all")
 FIXTURES = {"hostile": "hostile", "busy": "busy", "offline_server": "offline", "server": "streaming"}
 
 
@@ -131,18 +133,18 @@ def serve(folder: Path, model_dir: Path, **settings: str) -> Generator[TritonSer
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[TritonServer]:
+def server(tmp_path_factory: pytest.TempPathFactory, brief_model_dir: Path) -> Iterator[TritonServer]:
     """All models; ``cosyvoice2`` streams."""
-    yield from serve(tmp_path_factory.mktemp("streaming"), tiny_model_dir)
+    yield from serve(tmp_path_factory.mktemp("streaming"), brief_model_dir)
 
 
 @pytest.fixture(scope="session")
-def offline_server(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[TritonServer]:
+def offline_server(tmp_path_factory: pytest.TempPathFactory, brief_model_dir: Path) -> Iterator[TritonServer]:
     """All models; ``cosyvoice2`` answers once. It takes long texts, remembers one voice at a time and the last seconds of a session, and
     waits seconds for text."""
     settings = {"voice_cache_size": "1", "token2wav.flow_context_s": str(FLOW_CONTEXT_S), "session_idle_timeout_s": str(IDLE_TIMEOUT_S)}
     settings |= dict.fromkeys(("cosyvoice2_bistream.max_text_chars", "llm_bistream.max_text_chars"), str(MOST_CHARS))
-    yield from serve(tmp_path_factory.mktemp("offline"), tiny_model_dir, **settings, **{"cosyvoice2.decoupled_mode": "False"})
+    yield from serve(tmp_path_factory.mktemp("offline"), brief_model_dir, **settings, **{"cosyvoice2.decoupled_mode": "False"})
 
 
 @pytest.fixture(scope="session")

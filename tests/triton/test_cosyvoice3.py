@@ -22,7 +22,7 @@ from tests.triton.requests import Stream, ask
 from tests.triton.test_sessions import MODEL, Voice, check_audio
 from tests.triton.upstream_clients import MODEL3, ask_statistics, stream_each
 
-WORDS = [b"Hello ", b"there, ", b"this is ", b"one more ", b"test."]
+WORDS = [b"Hello ", b"there, ", b"one ", b"test."]
 TEXT = b"".join(WORDS)
 PRESET = "001"
 CAPACITY = {"admission_load": "0.9", "token2wav.capacity_audio_s_per_s": "2.5", "cosyvoice2_bistream.max_sessions": "6"}
@@ -106,7 +106,7 @@ def test_upstreams_client_streams_under_its_own_name(keeper: Keeper, voice: Voic
 
 def test_a_full_server_speaks_with_its_callers_and_refuses_others(keeper: Keeper, voice: Voice) -> None:
     url, text = keeper.grpc_url, "The first words are spoken. "
-    check_audio(ask(url, MODEL, target_text=text, **voice), len(text))  # the front model now knows the capacity
+    check_audio(ask(url, MODEL, target_text="Hi.", **voice), len("Hi."))  # the front model now knows the capacity
     with Stream(url) as first, Stream(url) as second:
         talks = []
         for stream in (first, second):
@@ -120,7 +120,7 @@ def test_a_full_server_speaks_with_its_callers_and_refuses_others(keeper: Keeper
         for stream, session_id, start in talks:
             stream.send(MODEL, session_id=session_id, target_text="Last.", is_start=False, is_end=True)
             check_audio(stream.receive(start), len(text + "Last."))
-    check_audio(ask(url, MODEL, target_text=text, **voice), len(text))
+    check_audio(ask(url, MODEL, target_text="Hi.", **voice), len("Hi."))
 
 
 def test_every_model_says_its_family(keeper: Keeper) -> None:

@@ -1,5 +1,5 @@
 """``deploy/entrypoint.sh`` as a container runs it, on the embedded server: variables to readiness, SIGTERM to a drain, and another one to
-the end."""
+the end. It serves Spark-TTS offline, so upstream's offline clients of that family are tested here."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.ports import port
 from tests.triton.callers import Caller
 from tests.triton.conftest import LIMITS, PATIENCE_S, ROOT, START_TIMEOUT_S, TRITON_BACKENDS, TRITON_SERVER, wait_for
 from tests.triton.keeper import processes_with, shared_memory_of
 from tests.triton.sockets import parents
+from tests.triton.upstream_clients import SPARK_MODEL, ask_over_http, infer_offline
 
 Voice = dict[str, Any]
+SENTENCES = "Hello there, nice to see you here again today. How are"  # the first is spoken before the second is written
 
 
 def variables(folder: Path, model_dir: Path) -> dict[str, str]:
-    settings = {key.replace(".", "__"): value for key, value in LIMITS.items()}
+    settings = {key.replace(".", "__"): value for key, value in LIMITS.items()} | {"decoupled_mode": "False"}
     serve = {
         "free_ports": "true",
         "ready_file": str(folder / "ready.json"),
@@ -54,8 +58,8 @@ def is_ready(port: str) -> bool:
         return False
 
 
-def test_it_renders_serves_drains_and_ends_at_the_second_signal(tmp_path: Path, tiny_model_dir: Path, voice: Voice) -> None:
-    environment = variables(tmp_path, tiny_model_dir)
+def test_it_renders_serves_drains_and_ends_at_the_second_signal(tmp_path: Path, tiny_spark_dir: Path, voice: Voice) -> None:
+    environment = variables(tmp_path, tiny_spark_dir)
     health_port = environment["BISTREAM__SERVE__HEALTH_PORT"]
     log = tmp_path / "container.log"
     with log.open("w") as stream:
@@ -70,7 +74,9 @@ def test_it_renders_serves_drains_and_ends_at_the_second_signal(tmp_path: Path, 
         words = Path(f"/proc/{the_gate(container.pid)}/cmdline").read_text().split("\0")
         assert words[words.index("--starts-per-second") + 1] == "7.0"
 
-        caller = Caller(json.loads((tmp_path / "ready.json").read_text())["grpc"], voice)
+        addresses = json.loads((tmp_path / "ready.json").read_text())
+        check_upstreams_clients(addresses, voice)
+        caller = Caller(addresses["grpc"], voice, SENTENCES)
         assert f"the server has room for {LIMITS['cosyvoice2_bistream.max_sessions']} sessions at a time" in log.read_text()
         caller.wait_audio()
         container.send_signal(signal.SIGTERM)  # to the process of the entrypoint, which has become the keeper
@@ -85,6 +91,14 @@ def test_it_renders_serves_drains_and_ends_at_the_second_signal(tmp_path: Path, 
     finally:
         container.kill()
         container.wait()
+
+
+def check_upstreams_clients(addresses: dict[str, str], voice: Voice) -> None:
+    wav, transcript, text = voice["reference_wav"][0], voice["reference_text"], "Hello there. How are you?"
+    over_grpc = infer_offline(addresses["grpc"], wav, transcript, text, SPARK_MODEL)
+    over_http = ask_over_http(addresses["http"], wav, transcript, text, SPARK_MODEL)
+    assert over_grpc.size > 0 and over_grpc.size % 320 == 0  # samples of a token
+    np.testing.assert_array_equal(over_grpc, over_http)
 
 
 def the_gate(keeper: int) -> int:

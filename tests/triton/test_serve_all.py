@@ -72,8 +72,8 @@ class Both(Keeper):
     "`serve-all`: SIGKILL of the interfaces during a session at the gate, then of the server's keeper",
     must="the session has all its audio; each part is restarted alone, and texts are spoken through both again",
 )
-def test_the_death_of_one_leaves_the_other_as_it_is(tmp_path: Path, tiny_model_dir: Path, voice: dict[str, Any], attack: Attack) -> None:
-    with Both(make_repository(tmp_path, tiny_model_dir)) as both:
+def test_the_death_of_one_leaves_the_other_as_it_is(tmp_path: Path, brief_model_dir: Path, voice: dict[str, Any], attack: Attack) -> None:
+    with Both(make_repository(tmp_path, brief_model_dir)) as both:
         wait_for(both.speaks, "speech through the interfaces")
         server, interfaces = both.server, both.interfaces
 

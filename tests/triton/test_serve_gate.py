@@ -43,9 +43,9 @@ def metrics_url() -> str:
 
 
 @pytest.fixture(scope="module")
-def keeper(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path, metrics_url: str) -> Iterator[Keeper]:
+def keeper(tmp_path_factory: pytest.TempPathFactory, brief_model_dir: Path, metrics_url: str) -> Iterator[Keeper]:
     """One service for the tests below, each of which leaves it working but the last. No probe speaks beside them."""
-    repository = make_repository(tmp_path_factory.mktemp("served"), tiny_model_dir, None, **MANY)
+    repository = make_repository(tmp_path_factory.mktemp("served"), brief_model_dir, None, **MANY)
     health_port = metrics_url.partition("/metrics")[0].rpartition(":")[2]
     options = ("--grpc-address", "0.0.0.0", "--health-port", health_port, "--probe-interval-s", "0", "--drain-timeout-s", LONG)
     with Keeper(repository, *options, program=SUB_COMMAND) as made:

@@ -138,8 +138,8 @@ class Group:
 
 
 @pytest.fixture
-def group(tmp_path: Path, tiny_model_dir: Path) -> Iterator[Group]:
-    repository = make_repository(tmp_path, tiny_model_dir, None, **{"max_sessions": "32", "cosyvoice2_bistream.max_sessions": "16"})
+def group(tmp_path: Path, brief_model_dir: Path) -> Iterator[Group]:
+    repository = make_repository(tmp_path, brief_model_dir, None, **{"max_sessions": "32", "cosyvoice2_bistream.max_sessions": "16"})
     with Group(repository) as made:
         yield made
 

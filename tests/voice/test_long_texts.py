@@ -16,7 +16,7 @@ from bistream.local import LocalPipeline, VoiceChoice
 from bistream.types import FinishReason, FloatArray, GenerationOptions
 from tests.formats import SAMPLE_RATE
 from tests.voice.judges import Judge
-from tests.voice.speaking import VOICE, VoiceUnderTest, together, words_with_blanks
+from tests.voice.speaking import VOICE, Spoken, VoiceUnderTest, together, words_with_blanks
 
 MOST_WORD_ERRORS = 0.1  # 5 % on the mean of many texts
 LEAST_S_A_CHARACTER, MOST_S_A_CHARACTER = 0.055, 0.095  # the teacher: 0.063
@@ -74,14 +74,20 @@ def test_words_are_understood_and_none_is_spoken_twice(forms: list[Form], pipeli
         assert not runs(units_of(heard.text)) - runs(units_of(form.text)) & runs(units_of(form.text)), heard.text
 
 
-def test_pieces_of_any_size_give_the_same_tokens(voice: VoiceUnderTest) -> None:
-    by_words, by_characters, in_one = together(voice.speak, (words_with_blanks(EXPLANATION), list(EXPLANATION), [EXPLANATION]))
+@pytest.fixture(scope="module")
+def explained(voice: VoiceUnderTest) -> list[Spoken]:
+    """By words, by characters, in one piece."""
+    return together(voice.speak, (words_with_blanks(EXPLANATION), list(EXPLANATION), [EXPLANATION]))
+
+
+def test_pieces_of_any_size_give_the_same_tokens(explained: list[Spoken]) -> None:
+    by_words, by_characters, in_one = explained
     assert by_words.finish_reason is FinishReason.EOS
     assert by_characters == in_one == by_words
 
 
-def test_a_text_that_stops_within_a_segment_goes_on_as_if_it_had_not(voice: VoiceUnderTest) -> None:
+def test_a_text_that_stops_within_a_segment_goes_on_as_if_it_had_not(voice: VoiceUnderTest, explained: list[Spoken]) -> None:
     """In the first segment or in a later one. Its end comes when everything that can be spoken before has been."""
     stops = [round(share * len(EXPLANATION)) for share in (0.3, 0.7)]
     paused = together(lambda stop: voice.speak([EXPLANATION[:stop], EXPLANATION[stop:]], pauses=True), stops)
-    assert paused == [voice.speak([EXPLANATION])] * 2
+    assert paused == [explained[-1]] * 2

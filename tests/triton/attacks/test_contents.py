@@ -39,7 +39,7 @@ class Part:
     @property
     def pieces(self) -> list[str]:
         word = WORDS[self.number % len(WORDS)]
-        return [word[:2], f"{word[2:]} ", f"{self.number // len(WORDS)}."]
+        return [word[:2], f"{word[2:]} " + f"{word} " * 8, f"{self.number // len(WORDS)}."]
 
     @property
     def seed(self) -> int:

@@ -24,6 +24,7 @@ MUST = (
 )
 
 DOORS = ("the gate", pytest.param("Triton", marks=pytest.mark.slow))
+PAUSE_S = 0.05  # between two pieces
 SAID = 50  # pieces that say nothing; then empty ones, so that the text stays below its limit however fast they are answered
 
 
@@ -72,6 +73,7 @@ def test_a_session_that_gets_nothing_to_say_ends(hostile: Served, voice: dict[st
                 piece = next(pieces)
                 stream.send(MODEL, session_id=session_id, target_text=piece, is_start=False, is_end=False)
                 stream.receive_one(start)
+                stream.stays_silent(PAUSE_S)
             attack.got([str(start.code)])
         assert start.code == "SESSION_TIMEOUT"
         wait_free(hostile)

@@ -24,7 +24,8 @@ from tests.triton.test_gate import raw_request
 from tests.triton.test_sessions import MODEL
 
 CLIENTS = 4
-TEXT = "A long text that its client never listens to, however long it is. " * 3
+TEXT = "A long text that its client never listens to, however long it is. " * 6
+SPEED = 0.5  # makes twice as much audio of it
 AUDIO_MB = 60 * SAMPLE_RATE * 4 / 2**20  # the models run 60 s ahead of a listener, and then as fast as one listens
 # What may be held for each client: its audio in the gate or in Triton, and as much again in copies and pages of allocators.
 AUDIO_PROCESSES = ("gate", "tritonserver", MODEL)
@@ -42,7 +43,8 @@ class Deaf:
     def __init__(self, url: str, voice: dict[str, Any]) -> None:
         self._channel = grpc.insecure_channel(url, OPTIONS)
         arrays = {"target_text": text_array(TEXT), "session_id": text_array(uuid.uuid4().hex), "reference_wav": voice["reference_wav"]}
-        made = raw_request(MODEL, **arrays, reference_text=text_array(voice["reference_text"]), is_end=scalar_array(True, np.bool_))
+        arrays |= {"reference_text": text_array(voice["reference_text"]), "speed": scalar_array(SPEED, np.float32)}
+        made = raw_request(MODEL, **arrays, is_end=scalar_array(True, np.bool_))
         self._call = self._channel.stream_stream(f"{SERVICE}/ModelStreamInfer")(self._requests(made), timeout=2 * END_S)
         self.samples = 0
 
