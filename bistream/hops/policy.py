@@ -164,7 +164,7 @@ class HopPolicy:
         if self._is_over(progress):
             progress = replace(progress, received_tokens=0, sent_tokens=0, is_resting=False)  # what is there goes in a flush
         missing = self._missing_tokens(progress)
-        if missing <= 0 and not progress.sent_tokens and not self._may_begin(progress):
+        if missing <= 0 and not (progress.sent_tokens or self._may_begin(progress)):
             return 1  # which shows that the next block has begun
         if missing <= 0:
             missing = self._missing_tokens(replace(progress, sent_tokens=progress.sent_tokens + self._target(progress)))
@@ -215,8 +215,7 @@ class HopPolicy:
 
     def _is_over(self, progress: HopProgress) -> bool:
         """The sentence."""
-        rests = progress.is_resting and not self.blocks.interleaved and not progress.has_ended
-        return rests and progress.received_tokens > 0
+        return progress.is_resting and not (self.blocks.interleaved or progress.has_ended) and progress.received_tokens > 0
 
     def _boundary(self, progress: HopProgress) -> int:
         """The next one, in spoken tokens."""
@@ -237,9 +236,7 @@ class HopPolicy:
 
     def _more_chunks(self, progress: HopProgress) -> int:
         """Beyond the first one of a hop. None in the second hop, which follows rule 2 however long the first one was."""
-        if self._spoken_tokens(progress) == self._first_boundary(progress):
-            return 0
-        if not (progress.is_whole or progress.chunks_join):
+        if self._spoken_tokens(progress) == self._first_boundary(progress) or not (progress.is_whole or progress.chunks_join):
             return 0
         chunks = self._spoken_tokens(progress) // (_SPOKEN_PER_CHUNK * self.audio_format.chunk_tokens)
         most = max(1, int(self.max_chunks * min(1.0, progress.speed)))  # slow speech makes the vocoder's part longer
