@@ -165,6 +165,9 @@ class TakesDemands(Protocol):
         """The caller asks for tokens. slack_s: audio seconds that its listener has, and those of all tokens yielded so far; wanted_tokens:
         further ones that are useful to it now."""
 
+    def kept(self, count: int) -> None:
+        """So many of the tokens yielded since the last demand did not reach the caller; below 0: so many of those did now."""
+
 
 @dataclass(frozen=True)
 class EngineStats:

@@ -100,6 +100,11 @@ class SequenceSeries:
         self._demand = self._clock(), slack_s, wanted_tokens
         self._pass_demand()
 
+    def kept(self, count: int) -> None:
+        """See ``engine.TakesDemands``."""
+        if count and isinstance(self._sequence, TakesDemands):
+            self._sequence.kept(count)
+
     def _pass_demand(self) -> None:
         if self._demand is not None and isinstance(self._sequence, TakesDemands):
             came_at, slack_s, wanted_tokens = self._demand

@@ -191,7 +191,7 @@ class TextSession:
 
     def _take_end(self, sequences: SequenceSeries, result: TurnResult) -> Message | None:
         assert self._layout is not None and self._turn_ids is not None
-        self._hand_out(sequences.held())
+        self._hand_out(sequences, sequences.held(), 0)
         if self._closed or (final := sequences.ended(result, self._layout.ledger, self._turn_ids, self)) is None:  # closed by its sink
             return None
         ids, self._turn_ids = self._turn_ids, None
@@ -204,15 +204,17 @@ class TextSession:
     def _take_ids(self, sequences: SequenceSeries, ids: Sequence[int], texts_left: int | None) -> None:
         if texts_left is not None and self._layout is not None:  # the last text id of a sequence is the last one that the layout has used
             self._text.places.attend(self._layout.num_text_used - 1 - texts_left)
-        self._hand_out(sequences.yielded(ids))
+        self._hand_out(sequences, sequences.yielded(ids), len(ids))
 
-    def _hand_out(self, ids: Sequence[int]) -> None:
-        """Ids of the turn in flight."""
+    def _hand_out(self, sequences: SequenceSeries, ids: Sequence[int], num_yielded: int) -> None:
+        """Ids of the turn in flight. num_yielded: by the engine, some of which the series may have held."""
         assert self._turn_ids is not None
+        self._turn_ids.extend(ids)
+        offset, end = self._space.speech_offset, self._space.first_special
+        tokens = self._silence.push([token_id - offset for token_id in ids if offset <= token_id < end])
+        sequences.kept(num_yielded - len(tokens))
         if ids:
-            self._turn_ids.extend(ids)
-            offset, end = self._space.speech_offset, self._space.first_special
-            self._sink(self._message(self._silence.push([token_id - offset for token_id in ids if offset <= token_id < end])))
+            self._sink(self._message(tokens))
 
     def _check_live(self) -> None:
         if self.end is not None:

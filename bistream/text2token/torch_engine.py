@@ -66,6 +66,9 @@ class TorchSequence:
     def demand(self, slack_s: float, wanted_tokens: int) -> None:
         self._engine.demand(self._record, slack_s, wanted_tokens)
 
+    def kept(self, count: int) -> None:
+        self._engine.kept(self._record, count)
+
 
 class TorchEngine:
     def __init__(
@@ -142,6 +145,12 @@ class TorchEngine:
         with self._changed:
             self._scheduler.demand(sequence, Demand.of(slack_s, wanted_tokens, self._clock()))
             self._changed.notify_all()
+
+    def kept(self, sequence: SequenceRecord, count: int) -> None:
+        """See ``engine.TakesDemands``."""
+        with self._changed:
+            if sequence.demand is not None:
+                sequence.demand.sampled(1.0 / self.space.tokens_per_second, -count)
 
     def cancel_turn(self, sequence: SequenceRecord) -> None:
         with self._changed:

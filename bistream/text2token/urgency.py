@@ -56,10 +56,10 @@ class Demand:
         """slack_s: audio that the listener has, and that of all tokens made so far. wanted_tokens: further ones that are useful now."""
         return cls(now_s + slack_s, wanted_tokens if slack_s < NEARLY_SILENT_S else 0)
 
-    def sampled(self, token_s: float) -> None:
-        """One token more, which lasts ``token_s``."""
-        self.silent_at_s += token_s
-        self.lacks -= 1
+    def sampled(self, token_s: float, count: int = 1) -> None:
+        """So many tokens more, each of which lasts ``token_s``."""
+        self.silent_at_s += count * token_s
+        self.lacks -= count
 
 
 def urgency_of(demand: Demand | None, now_s: float, max_ahead_s: float) -> Urgency:

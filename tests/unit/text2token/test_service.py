@@ -31,6 +31,7 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
+from bistream.families.registry import DEFAULT_FAMILY
 from bistream.gpu.tier import Tier
 from bistream.metrics.recorder import Recorder
 from bistream.text.speakable import MAX_SPECIAL_RUN
@@ -47,7 +48,7 @@ from bistream.text2token.weights import build_weights
 from bistream.types import FinishReason, GenerationOptions, SpeechTokens
 from scripts._checkpoint_text import checkpoint_yaml, qwen2_config_json
 from scripts._tokenizer_files import write_tokenizer_files
-from tests.fakes import Script, ScriptedEngine, ScriptedSequence, TurnView, counting_script
+from tests.fakes import Script, ScriptedEngine, ScriptedSampler, ScriptedSequence, TurnView, counting_script
 from tests.formats import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
 from tests.unit.cuts import pieces_of
 from tests.unit.text2token import tiny
@@ -649,6 +650,28 @@ def test_threads_and_a_real_engine(tokenizer: TextTokenizer) -> None:
         assert mailbox.tokens == alone.tokens
         assert mailbox.reason is alone.reason is not None
     assert service._parts.engine.stats().sessions == 0
+    service.close()
+
+
+@pytest.mark.parametrize("speech", ["varied", "silent", "repeated"])
+def test_tokens_that_are_kept_back_leave_their_listener_waiting(tokenizer: TextTokenizer, speech: str) -> None:
+    """What is thinned out, or held until it is no runaway, is neither audio nor an answer to who asked for tokens."""
+    model = Qwen2Model(SIZES, build_weights(tiny.random_state(SIZES), SIZES, torch.device("cpu"), torch.float32))
+    sampler = ScriptedSampler({"a": lambda row, decided: 3 if speech == "repeated" else len(decided) ** 3 % 59})
+    sizes = EngineSettings(max_sessions=2, max_rows=64, kv_cache_tokens=4096, max_sequence_ids=1024)
+    engine = tiny.eager_engine(sizes, model, sampler, threaded=False, clock=lambda: 100.0)
+    family = replace(DEFAULT_FAMILY, silent_tokens=frozenset(range(SIZES.speech_token_size)) if speech == "silent" else frozenset())
+    parts = LanguageModelParts(tokenizer, SIZES, engine, family=family)
+    service = SpeechTokenService(replace(CONFIG, max_sessions=2), parts=parts, run_timer=False)
+    mailbox = Mailbox()
+    service.start(replace(request("a", TEXT.encode(), True)), mailbox)
+    service.demand("a", 0.0, 100)
+    for _ in range(40):
+        assert engine.step()
+    demand = engine._scheduler.sequences["a"].demand
+    assert demand is not None and 1 < len(mailbox.tokens) <= 40
+    assert (len(mailbox.tokens) == 40) == (speech == "varied")
+    assert demand.lacks == 100 - len(mailbox.tokens) and demand.silent_at_s == pytest.approx(100.0 + len(mailbox.tokens) / 25)
     service.close()
 
 

@@ -48,8 +48,9 @@ def test_it_is_calm_where_nobody_waits_and_everybody_has_said_so(some: list[Dema
 @given(st.floats(0.0, 100.0), st.integers(-5, 30), st.integers(0, 100))
 def test_sampled_tokens_are_audio(slack_s: float, wanted: int, sampled: int) -> None:
     demand = Demand.of(slack_s, wanted, NOW_S)
-    for _ in range(sampled):
+    for _ in range(sampled + 3):
         demand.sampled(TOKEN_S)
+    demand.sampled(TOKEN_S, -3)
     assert demand.silent_at_s == pytest.approx(NOW_S + slack_s + sampled * TOKEN_S)
     assert (demand.lacks > 0) == (slack_s < NEARLY_SILENT_S and wanted > sampled)
 
