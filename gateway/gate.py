@@ -7,9 +7,14 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
-from bistream.contract.fields import COSYVOICE2_BISTREAM
+from tritonclient.grpc import service_pb2
+
+from bistream.contract.checks import MARKDOWN, RAW
+from bistream.contract.fields import COSYVOICE2_BISTREAM, LLM_BISTREAM
+from bistream.contract.lexicon import joined_lexicon
 from bistream.errors import BistreamError, BusyError, EngineError, SessionTimeoutError, ShuttingDownError
 from gateway.admission import Admission, Caller, host_of
 from gateway.budget import Budget, InputBudget
@@ -18,7 +23,7 @@ from gateway.keys import Keys
 from gateway.messages import request_bytes
 from gateway.metrics import Metrics
 from gateway.refusals import UnauthenticatedError, WrongCallError
-from gateway.requests import PUBLIC, FrontModelRequest, not_served
+from gateway.requests import PUBLIC, FrontModelRequest, bytes_tensor, not_served
 from gateway.session import Home, Session, SessionSurroundings
 from gateway.session_table import SessionTable
 from gateway.settings import GateSettings
@@ -128,12 +133,30 @@ class Gate:
             if not await self.upstream.is_model_ready(model):
                 raise not_served(model)
 
+    async def with_keys_lexicon(self, caller: Caller, start: FrontModelRequest) -> FrontModelRequest:
+        """With its API key's lexicon behind its own; raw text, which may have none, stays as it is. Raises ``BistreamError``."""
+        lexicon = "" if self._keys is None else self._keys.lexicon_of(caller.key)
+        if not lexicon or await self._is_raw(start):
+            return start
+        joined = joined_lexicon(start.data("lexicon").decode(), lexicon)
+        return replace(start, tensors={**start.tensors, "lexicon": bytes_tensor("lexicon", joined.encode())})
+
+    async def _is_raw(self, start: FrontModelRequest) -> bool:
+        chosen = start.data("text_normalization").decode()
+        if chosen in ("", MARKDOWN):  # the server's own
+            self._refuse_when_closed()
+            question = service_pb2.ModelConfigRequest(name=LLM_BISTREAM.name)
+            answer = await self.upstream.ask("ModelConfig", question, service_pb2.ModelConfigResponse)
+            chosen = answer.config.parameters["text_normalization"].string_value
+        return chosen == RAW
+
     async def infer(self, caller: Caller, request: FrontModelRequest) -> Any:
         """A whole text in one call: a ``ModelInferResponse`` with the client's id. Raises ``BistreamError``."""
         if request.model == COSYVOICE2_BISTREAM.name:
             raise WrongCallError(f"Model {request.model} streams; call it with ModelStreamInfer over gRPC.")
         with self._unary_session(caller):
             await self.check_served(request.model)
+            request = await self.with_keys_lexicon(caller, request)
             response = await self.upstream.infer(request_bytes(request, "0", request.tensors))
         response.id = request.request_id
         return response

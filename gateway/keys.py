@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from bistream.errors import ConfigError
+from bistream.contract.lexicon import joined_lexicon, lexicon_text
+from bistream.errors import ConfigError, InvalidInputError
 from gateway.refusals import UnauthenticatedError
 
 MIN_KEY_LENGTH = 16
 HEADERS = ("authorization", "x-api-key", "xi-api-key")
+_LEXICON = re.compile(r"(?:^|\s)lexicon=")
 _MISSING = "No valid API key came with the request; send one as `authorization: Bearer KEY` or `x-api-key: KEY`."
 
 
 class Keys:
     """The keys of one file, as digests. Every look-up compares with all of them, in constant time."""
 
-    def __init__(self, names_by_key: Mapping[str, str]) -> None:
+    def __init__(self, names_by_key: Mapping[str, str], lexicons: Mapping[str, str] | None = None) -> None:
+        """lexicons: as JSON, by the names of their keys."""
         self._entries = [(_digest(key), name) for key, name in names_by_key.items()]
+        self._lexicons = lexicons or {}
 
     def name_of(self, headers: Mapping[str, str]) -> str:
         """The name of the key in a request's headers (lower-case names). Raises ``UnauthenticatedError``."""
@@ -32,9 +37,13 @@ class Keys:
             raise UnauthenticatedError(_MISSING)
         return found
 
+    def lexicon_of(self, name: str | None) -> str:
+        """The lexicon of a key, as JSON; empty: it has none."""
+        return "" if name is None else self._lexicons.get(name, "")
+
     @classmethod
     def read(cls, path: Path) -> Keys:
-        """``KEY [NAME]`` per line; empty lines and those that begin with # are skipped. Raises ``ConfigError``."""
+        """``KEY [NAME] [lexicon=FILE]`` per line, FILE beside this one; blank lines and # comments are skipped. Raises ``ConfigError``."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -42,6 +51,7 @@ class Keys:
                 f"The API keys {path} cannot be read ({type(error).__name__}); name a text file with one key per line."
             ) from None
         names: dict[str, str] = {}
+        lexicons: dict[str, str] = {}
         for number, line in enumerate(lines, 1):
             words = line.split(maxsplit=1)
             if not words or words[0].startswith("#"):
@@ -50,13 +60,24 @@ class Keys:
                 raise ConfigError(f"The API key in line {number} of {path} has characters that no header can carry; use ASCII.")
             if len(words[0]) < MIN_KEY_LENGTH:
                 raise ConfigError(f"The API key in line {number} of {path} has fewer than {MIN_KEY_LENGTH} characters; use a longer one.")
-            name = words[1].strip() if len(words) > 1 else f"key-{_digest(words[0]).hex()[:8]}"  # the same wherever it stands
+            given, *files = _LEXICON.split("".join(words[1:]), maxsplit=1)
+            name = given.strip() or f"key-{_digest(words[0]).hex()[:8]}"  # the same wherever it stands
             if words[0] in names or name in names.values():
                 raise ConfigError(f"The API key or the name in line {number} of {path} stands there twice; remove one.")
             names[words[0]] = name
+            for file in files:
+                lexicons[name] = _read_lexicon(path.parent / file.strip(), f"line {number} of {path}")
         if not names:
             raise ConfigError(f"The file of API keys {path} holds no key; write one per line.")
-        return cls(names)
+        return cls(names, lexicons)
+
+
+def _read_lexicon(path: Path, place: str) -> str:
+    """As requests will carry it. place: where it is named. Raises ``ConfigError``."""
+    try:
+        return joined_lexicon(lexicon_text(path))
+    except InvalidInputError as error:
+        raise ConfigError(f"The lexicon in {place} cannot be used: {error.sentence}") from None
 
 
 def _digest(key: str) -> bytes:

@@ -78,7 +78,7 @@ async def serve(settings: Settings) -> None:
     keys = None if settings.keys_file is None else Keys.read(settings.keys_file)
     limits = settings.limits
     servers = Servers(settings.servers, settings.server_security)
-    lexicons = Lexicons.read(settings.lexicons_folder)
+    lexicons = Lexicons.read(settings.lexicons_folder, keys)
     service = SpeechService(servers, make_voices(settings), limits, settings.speak_after_s, settings.text_normalization, lexicons)
     access = Access(keys, limits, settings.allowed_origins, hosts_of(settings), settings.behind_proxy)
     raise_soft_limit(resource.RLIMIT_NOFILE, limits.max_sockets + limits.max_connections + RESERVED_FILES)

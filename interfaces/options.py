@@ -90,7 +90,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=Settings.port, help="default %(default)s; 0: a free one")
     parser.add_argument("--tls-certificate", type=Path, metavar="PEM", help="serve TLS with this certificate chain")
     parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
-    parser.add_argument("--keys-file", type=Path, help="API keys, one per line with an optional name; without it everybody is let in")
+    parser.add_argument("--keys-file", type=Path, help="API keys, one KEY [NAME] [lexicon=FILE] per line; without it everybody is let in")
     parser.add_argument("--voices-folder", type=Path, metavar="DIR", help="keeps uploaded voices; several processes may share it")
     text = "NAME.json is the lexicon that clients ask for as the pronunciation dictionary NAME"
     parser.add_argument("--lexicons-folder", type=Path, metavar="DIR", help=text)

@@ -29,12 +29,12 @@ from tqdm import tqdm
 from bistream.checkpoints.reader import read_config
 from bistream.client.audio import WavWriter
 from bistream.commands.waiting import Waiting
+from bistream.contract.checks import MARKDOWN
 from bistream.errors import BistreamError
 from bistream.local import LocalPipeline
 from bistream.text.effort import reads_numbers
 from bistream.text.front_end import prepare_text
 from bistream.text.normalization import load_read_out, normalize_text
-from bistream.text.preparation import MARKDOWN
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.factory import read_text_tokenizer
 from bistream.types import FloatArray

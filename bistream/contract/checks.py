@@ -17,8 +17,9 @@ _REFERENCE_HASH = re.compile(r"[0-9a-f]{64}\Z")  # the output of ``voices.refere
 # Preparation of a text. raw: none; off: characters without a sound are dropped; auto, zh, en: numbers are read out as well, with auto in
 # the language of the sentence. Each but raw may have "+markdown" behind it.
 _READINGS = ("off", "auto", "zh", "en")
-SERVER_TEXT_NORMALIZATIONS = ("raw", *_READINGS, *(f"{reading}+markdown" for reading in _READINGS))
-TEXT_NORMALIZATIONS = (*SERVER_TEXT_NORMALIZATIONS, "+markdown")  # of a request; the last one: as the server has it, with Markdown
+RAW, MARKDOWN = "raw", "+markdown"
+SERVER_TEXT_NORMALIZATIONS = (RAW, *_READINGS, *(reading + MARKDOWN for reading in _READINGS))
+TEXT_NORMALIZATIONS = (*SERVER_TEXT_NORMALIZATIONS, MARKDOWN)  # of a request; the last one: as the server has it, with Markdown
 SSML = "ssml"
 TEXT_TYPES = ("text", SSML)
 NO_INSTRUCTIONS = ("", "none", "null", "undefined")  # what clients make of an option that was not set

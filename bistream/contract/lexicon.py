@@ -51,6 +51,17 @@ def written_lexicon(entries: Mapping[str, Any]) -> str:
     return json.dumps(dict(entries), ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
 
 
+@functools.lru_cache(maxsize=64)
+def joined_lexicon(*texts: str) -> str:
+    """The entries of several, as ``read_lexicon`` takes them; the first that has a phrase counts. Raises ``InvalidInputError``."""
+    joined: dict[str, Any] = {}
+    for text in reversed(texts):
+        if read_lexicon(text):
+            joined |= json.loads(text)
+    check_lexicon(written := written_lexicon(joined))
+    return written
+
+
 def _entry(phrase: str, value: Any) -> str | Phonemes:
     if len(phrase) > MAX_PHRASE_CHARS or not is_speakable(phrase):
         raise InvalidInputError(f"The lexicon has the phrase {phrase[:20]!r}; give it a letter and at most {MAX_PHRASE_CHARS} characters.")
@@ -76,9 +87,11 @@ def check_lexicon(text: str) -> None:
     read_lexicon(text)
 
 
-def read_lexicon_file(path: str | Path) -> Lexicon:
-    """Raises ``InvalidInputError``."""
+def lexicon_text(path: str | Path) -> str:
+    """Of a file, checked. Raises ``InvalidInputError``."""
     try:
-        return read_lexicon(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"The lexicon {path} cannot be read ({type(error).__name__}); name a JSON file in UTF-8.") from None
+    check_lexicon(text)
+    return text

@@ -13,7 +13,7 @@ import functools
 from collections import deque
 from typing import Protocol
 
-from bistream.contract.checks import check_text_normalization
+from bistream.contract.checks import MARKDOWN, RAW, check_text_normalization
 from bistream.text.blanks import BlankJoiner
 from bistream.text.capitals import CapitalReader
 from bistream.text.characters import RETRACT, CharacterCleaner, Emit
@@ -22,9 +22,6 @@ from bistream.text.markdown import MarkdownReader
 from bistream.text.normalization import NormalizedCharacter, TextNormalizer, make_normalizer, read_transcript
 from bistream.text.respelling import Respeller, Respellings
 from bistream.text.tags import TagDropper
-
-RAW = "raw"
-MARKDOWN = "+markdown"
 
 
 class _Stage(Protocol):

@@ -13,7 +13,7 @@ import functools
 import unicodedata
 from bisect import bisect_left
 
-from bistream.contract.lexicon import NO_LEXICON, Lexicon, Phonemes, read_lexicon, read_lexicon_file
+from bistream.contract.lexicon import NO_LEXICON, Lexicon, Phonemes, lexicon_text, read_lexicon
 from bistream.errors import ConfigError, InvalidInputError
 from bistream.text.characters import Emit, cleaned, is_chinese
 from bistream.text.phonemes import phoneme_tokens, private_characters
@@ -57,7 +57,7 @@ class ServerLexicon:
     def from_file(cls, path: str, phonemes: frozenset[str] = frozenset()) -> ServerLexicon:
         """Empty: no lexicon. Raises ``ConfigError``."""
         try:
-            return cls(read_lexicon_file(path) if path else NO_LEXICON, phonemes)
+            return cls(read_lexicon(lexicon_text(path)) if path else NO_LEXICON, phonemes)
         except InvalidInputError as error:
             raise ConfigError(f"Parameter 'lexicon' is {path!r}: {error.sentence}") from None
 

@@ -115,7 +115,8 @@ class SpeechService:
         try:
             self.check_serving()
             self.starts.take(caller.holders)
-            check_values(values or {}, self.servers.max_text_chars)
+            values = self.lexicons.of_key({"text_normalization": self.text_normalization, **(values or {})}, caller.key)
+            check_values(values, self.servers.max_text_chars)
             found = self.find_voice(voice, caller)
             self._places.take(caller.holders)
         except BistreamError as error:
@@ -124,7 +125,7 @@ class SpeechService:
             refused.fail(error)
             self._ended(refused, caller, 0)
             raise
-        known, warnings = self._taken_by_servers({"text_normalization": self.text_normalization, **(values or {})})
+        known, warnings = self._taken_by_servers(values)
         earlier = self._earlier.find(caller, str(known.pop("continues", "")))
         options = SpeechOptions(known, self.speak_after_s if speak_after_s is None else speak_after_s, warnings, earlier)
         speech = Speech(self.servers, found, options, self.limits.max_text_chars, lambda: self._closed(speech, caller), caller.trace)

@@ -13,8 +13,8 @@ from bistream.contract.lexicon import (
     MAX_PHRASE_CHARS,
     MAX_RESPELLING_CHARS,
     Phonemes,
+    lexicon_text,
     read_lexicon,
-    read_lexicon_file,
     written_lexicon,
 )
 from bistream.errors import InvalidInputError
@@ -66,8 +66,8 @@ def test_what_is_written_is_as_long_as_what_was_read() -> None:
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "words.json").write_text('{"SQL": "sequel"}')
-    assert read_lexicon_file(tmp_path / "words.json") == {"SQL": "sequel"}
+    assert lexicon_text(tmp_path / "words.json") == '{"SQL": "sequel"}'
     (tmp_path / "latin.json").write_bytes(b'{"caf\xe9": "a"}')
     for name in ("latin.json", "none.json"):
         with pytest.raises(InvalidInputError, match=f"{name} cannot be read"):
-            read_lexicon_file(tmp_path / name)
+            lexicon_text(tmp_path / name)

@@ -147,10 +147,18 @@ class FakeUpstream:
         self.is_ready = True
         self.streams: list[FakeStream] = []
         self.make: Callable[[], FakeStream] = FakeStream
+        self.text_normalization = "off"  # of the server's own
 
     def open_stream(self) -> FakeStream:
         self.streams.append(self.make())
         return self.streams[-1]
+
+    async def ask(self, method: str, request: Any, response_type: Any) -> Any:
+        """The configuration of the language model, the only one that has this parameter."""
+        assert (method, request.name) == ("ModelConfig", "llm_bistream")
+        answer = response_type()
+        answer.config.parameters["text_normalization"].string_value = self.text_normalization
+        return answer
 
     async def close(self) -> None:
         pass

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from bistream.contract.lexicon import MAX_ENTRIES
 from bistream.errors import ConfigError
 from gateway.keys import Keys
 from gateway.refusals import UnauthenticatedError
@@ -70,6 +72,38 @@ def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, content: str, wo
     path.write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=words) as refused:
         Keys.read(path)
+    assert KEY not in refused.value.sentence
+
+
+def test_a_key_may_have_a_lexicon_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "two words.json").write_text('{"SQL":"sequel"}', encoding="utf-8")
+    (tmp_path / "keys").write_text(f"{KEY} anna's phone  lexicon=two words.json \n{OTHER}\tlexicon={tmp_path}/two words.json\n")
+    keys = Keys.read(tmp_path / "keys")
+    names = [keys.name_of({"x-api-key": key}) for key in (KEY, OTHER)]
+    assert names[0] == "anna's phone" and names[1].startswith("key-")
+    assert [json.loads(keys.lexicon_of(name)) for name in names] == [{"SQL": "sequel"}] * 2
+
+
+def test_a_key_without_a_lexicon_has_none(keys: Keys) -> None:
+    assert keys.lexicon_of("anna's phone") == keys.lexicon_of(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read"),
+        ("[]", "must be a JSON object"),
+        ('{"a": 1}', "must give 'a'"),
+        (json.dumps({f"word{index}": "b" for index in range(MAX_ENTRIES + 1)}), "more than"),
+        (json.dumps({f"word{index}": "b" * 100 for index in range(MAX_ENTRIES)}), "longer than"),
+    ],
+)
+def test_a_lexicon_that_cannot_be_used_is_an_error_of_the_keys_file(tmp_path: Path, content: str | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "words.json").write_text(content)
+    (tmp_path / "keys").write_text(f"# comment\n{KEY} anna lexicon=words.json\n")
+    with pytest.raises(ConfigError, match=f"The lexicon in line 2 of .*keys cannot be used: .*{words}") as refused:
+        Keys.read(tmp_path / "keys")
     assert KEY not in refused.value.sentence
 
 

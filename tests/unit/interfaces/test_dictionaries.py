@@ -11,6 +11,7 @@ import pytest
 from websockets.sync.client import connect
 
 from bistream.errors import ConfigError, InvalidInputError
+from gateway.keys import Keys
 from interfaces.core.lexicons import Lexicons
 from interfaces.protocols.elevenlabs import dictionaries_in
 from tests.unit.interfaces.rig import ReadyServer, Running, running
@@ -67,6 +68,24 @@ def test_an_unknown_dictionary_is_refused_in_one_sentence(front: Running, door: 
     assert error["message"].startswith("There is no pronunciation dictionary ") and "pronunciation_dict" in error["param"]
 
 
+def test_the_lexicon_of_a_key_counts_last(server: ReadyServer) -> None:
+    """Behind the request's own and the dictionaries that it names."""
+    keys = Keys({"a-key-of-ann": "ann", "a-key-of-bob": "bob"}, {"ann": json.dumps({"Graz": "of ann", "Wien": "veen"})})
+    ann, bob = ({"xi-api-key": f"a-key-of-{name}"} for name in ("ann", "bob"))
+    with running(server.address, keys=keys, lexicons=Lexicons({"places": json.dumps(PLACES)}, keys)) as front:
+        for named, own, expected in (
+            ((), {}, {"Graz": "of ann", "Wien": "veen"}),
+            (("places",), {}, {**PLACES, "Wien": "veen"}),
+            (("places",), {"lexicon": {"Wien": "vienna"}}, {**PLACES, "Wien": "vienna"}),
+        ):
+            assert ask(front, "POST", *over_http(HTTP[0], *named, **own), ann)[0] == 200
+            assert lexicon_of(server) == expected
+        assert ask(front, "POST", *over_http(HTTP[0], text_normalization="raw"), ann)[0] == 200
+        assert "lexicon" not in server.received[-1].inputs
+        assert ask(front, "POST", *over_http(HTTP[0]), bob)[0] == 200
+        assert "lexicon" not in server.received[-1].inputs
+
+
 def naming(path: str, *names: str) -> dict[str, Any]:
     return {"pronunciation_dict_id": names[0]} if path == CARTESIA else {"pronunciation_dictionary_locators": locators(*names)}
 
@@ -98,7 +117,9 @@ def test_wrong_locators_are_refused(wrong: Any) -> None:
 def test_lexicons_are_the_files_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "medical.json").write_text(json.dumps(MEDICAL))
     (tmp_path / "notes.txt").write_text("none")
+    keys = Keys({"a-key": "ann"}, {"ann": '{"Wien": "veen"}'})
     assert json.loads(str(Lexicons.read(tmp_path).added_to({}, ["medical"])["lexicon"])) == MEDICAL
+    assert all("lexicon" in Lexicons.read(folder, keys).of_key({}, "ann") for folder in (None, tmp_path))
     with pytest.raises(InvalidInputError):
         Lexicons.read(None).added_to({}, ["medical"])
 
