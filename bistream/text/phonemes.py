@@ -1,4 +1,4 @@
-"""Pronunciations as the special tokens of a model that has them (CosyVoice3): ARPAbet of CMU's dictionary, and pinyin. Pure.
+"""Pronunciations as the special tokens of a model that has them (CosyVoice3): ARPAbet of CMU's dictionary, pinyin, and IPA. Pure.
 
 Inside the text preparation a private character stands for a token. A text cannot hold one: the first stage drops them.
 """
@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 
 from bistream.errors import InvalidInputError
+from bistream.text.ipa import arpabet_of
 
 _SYLLABLE = re.compile(r"(zh|ch|sh|[bpmfdtnlgkhjqxrzcsyw])?([aeiouüv]+(?:ng|n|r)?)([1-5])?")
 _FIRST_PRIVATE = 0xF0000
@@ -43,6 +44,7 @@ def _with_tone(final: str, mark: str) -> str:
 
 ALPHABETS: dict[str, Callable[[str], Iterator[tuple[str, ...]]]] = {
     "cmu-arpabet": _arpabet,
+    "ipa": lambda written: _arpabet(" ".join(arpabet_of(written))),
     "pinyin": _pinyin,
     "cmu": _arpabet,  # DashScope's names of the two
     "py": _pinyin,

@@ -25,6 +25,7 @@ SYLLABLES = (
         ("cmu-arpabet", "T AH0 M EY1 T OW0", "[T] [AH0] [M] [EY1] [T] [OW0]"),
         ("cmu-arpabet", "ae1 k", "[AE1] [K]"),
         ("cmu", "AE1 K", "[AE1] [K]"),
+        ("ipa", "təˈmeɪtoʊ", "[T] [AH0] [M] [EY1] [T] [OW0]"),
         ("py", "chong2 qing4", "[ch] [óng] [q] [ìng]"),
         ("pinyin", "chong2 qing4", "[ch] [óng] [q] [ìng]"),
         (
@@ -51,7 +52,8 @@ def test_every_syllable_has_tokens_in_every_tone() -> None:
         ("cmu-arpabet", "<|endofprompt|>", "no phoneme"),
         ("pinyin", "chong6", "'chong6'"),
         ("pinyin", "bong\u0301", "no syllable"),
-        ("ipa", "t", "'ipa'"),
+        ("ipa", "ty", "'y' is no sound of English"),
+        ("x-sampa", "t", "'x-sampa'"),
     ],
 )
 def test_what_is_none_is_refused(alphabet: str, written: str, sentence: str) -> None:

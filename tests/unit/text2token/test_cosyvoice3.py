@@ -198,7 +198,7 @@ def test_a_phoneme_of_ssml_is_the_token_and_an_instruction_in_it_is_none(tokeniz
 PRONOUNCED = {
     "nginx": ("cmu-arpabet", "EH1 N JH IH0 N EH1 K S"),
     "重庆": ("pinyin", "chong2 qing4"),
-    "New York": ("cmu-arpabet", "N UW1 Y AO1 R K"),
+    "New York": ("ipa", "nuː ˈjɔːɹk"),
 }
 LEXICON = json.dumps({phrase: {"alphabet": alphabet, "ph": written} for phrase, (alphabet, written) in PRONOUNCED.items()})
 
