@@ -29,12 +29,13 @@ MAX_PLAYING_TURNS = 32
 
 @dataclass(frozen=True)
 class DeepgramOptions:
-    """Of the address. max_text_chars: of one turn."""
+    """Of the address. max_text_chars: of one turn. values: of each turn, without its speed."""
 
     voice: str
     format: OutputFormat
     max_text_chars: int
     speed: float = 1.0
+    values: Values = field(default_factory=dict)
 
 
 def deepgram_speed(value: str) -> float:
@@ -117,7 +118,7 @@ class Deepgram(JsonProtocol):
 
     def _begin(self, turn: _Turn) -> list[Action]:
         turn.begins_ms = self._clock_ms
-        values: Values = {} if self._speed == 1.0 else {"speed": self._speed}
+        values = self._options.values | ({} if self._speed == 1.0 else {"speed": self._speed})
         return [
             Open(turn.speech, self._options.voice, self._options.format, values, continues=True),
             _event("SpeechStarted", speech_id=turn.speech),

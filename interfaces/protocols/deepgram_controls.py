@@ -1,6 +1,7 @@
 r"""Deepgram's controls in a text: ``\{"word": "Nguyen", "pronounce": "win"\}`` and ``\{pause:500ms\}``, also without the backslashes. Pure.
 
-The vendor's pronunciations are IPA, which no model here reads. A respelling in plain letters is spoken in place of the word.
+The vendor's pronunciations are IPA. Over HTTP they are entries of the lexicon, which must be whole when speech begins; sockets refuse them.
+A respelling in plain letters is spoken in place of the word.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import re
 
 from bistream.contract.checks import is_speakable
+from bistream.contract.lexicon import joined_lexicon, written_lexicon
 from bistream.errors import InvalidInputError
 from interfaces.core.text import Break
 from interfaces.core.values import Values
@@ -25,11 +27,19 @@ _FORM = 'A pronunciation has the form {"word": "Nguyen", "pronounce": "win"}; co
 class DeepgramControls(ControlReader):
     BEGINNINGS = ("\\", "{")
 
-    def __init__(self, values: Values | None = None, takes_pauses: bool = False) -> None:
-        """takes_pauses: over HTTP, as the vendor has it."""
+    def __init__(self, values: Values | None = None, is_http: bool = False) -> None:
+        """is_http: the text may have pauses, as the vendor has it, and IPA."""
         super().__init__(values)
-        self._pauses_left = MAX_PAUSES if takes_pauses else 0
+        self._is_http = is_http
+        self._pauses_left = MAX_PAUSES if is_http else 0
+        self._lexicon = str((values or {}).get("lexicon", ""))
+        self._ipa: dict[str, str] = {}  # of words of the text so far
         self.pronunciations = 0
+
+    def lexicon(self) -> Values:
+        """That of the values, with the IPA of the text. Raises ``InvalidInputError`` for a wrong one."""
+        ipa = written_lexicon({word: {"alphabet": "ipa", "ph": written} for word, written in self._ipa.items()})
+        return {"lexicon": joined_lexicon(ipa, self._lexicon)} if self._ipa else {}
 
     def _is_open(self, held: str) -> bool:
         inner = held.removeprefix("\\")
@@ -50,22 +60,31 @@ class DeepgramControls(ControlReader):
                 )
             self._add(Break(pause_ms))
             return ""
-        if (respelling := _respelling_in(found["fields"])) is not None:
-            self.pronunciations += 1
-        return respelling
+        if (pronunciation := _pronunciation_in(found["fields"])) is None:
+            return None
+        self.pronunciations += 1
+        word, said = pronunciation
+        return self._with_ipa(word, said) if _IPA.search(said) else said
+
+    def _with_ipa(self, word: str, written: str) -> str:
+        if not self._is_http:
+            raise InvalidInputError(
+                f"IPA in a text is read over HTTP alone; respell {word[:40]!r} in plain letters or in the address's lexicon."
+            )
+        if self._ipa.setdefault(word, written) != written:
+            raise InvalidInputError(f"The text has {word[:40]!r} in IPA twice, and not the same; respell one in plain letters.")
+        return word
 
 
-def _respelling_in(fields: str) -> str | None:
-    """None: it is text that looks like a pronunciation. Raises ``InvalidInputError`` for a wrong one."""
+def _pronunciation_in(fields: str) -> tuple[str, str] | None:
+    """A word and how it is said. None: it is text that looks like one. Raises ``InvalidInputError`` for a wrong one."""
     try:
         values = json.loads("{" + fields + "}")
     except ValueError:
         values = {}
     if values.keys() != {"word", "pronounce"}:
         return None
-    respelling = values["pronounce"]
-    if not isinstance(values.get("word"), str) or not isinstance(respelling, str) or not is_speakable(respelling):
+    word, said = values["word"], values["pronounce"]
+    if not isinstance(word, str) or not isinstance(said, str) or not is_speakable(said):
         raise InvalidInputError(_FORM)
-    if _IPA.search(respelling):
-        raise InvalidInputError(f"No model here reads IPA; respell {values['word'][:40]!r} in plain letters.")
-    return respelling
+    return word, said

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from bistream.errors import BistreamError, InvalidInputError
-from interfaces.core.values import Values
 from interfaces.protocols.actions import INTERNAL_ERROR, POLICY_VIOLATION, Action, Close, End, Made, Open, Send
 from interfaces.protocols.deepgram import DeepgramOptions
 from interfaces.protocols.messages import JsonProtocol, text_in
@@ -58,7 +57,7 @@ class DeepgramV1(JsonProtocol):
         return PendingUtterance(f"{self._turn_count}")
 
     def _begin(self, turn: PendingUtterance) -> list[Action]:
-        values: Values = {} if self._options.speed == 1.0 else {"speed": self._options.speed}
+        values = self._options.values | ({} if self._options.speed == 1.0 else {"speed": self._options.speed})
         return [Open(turn.speech, self._options.voice, self._options.format, values, continues=True)]
 
     def audio(self, speech: str, made: Made) -> Sequence[Action]:

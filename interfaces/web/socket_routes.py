@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from bistream.contract.checks import SSML
+from bistream.contract.lexicon import check_lexicon
 from bistream.errors import BistreamError, BusyError
 from interfaces.audio.formats import deepgram_format, elevenlabs_format
 from interfaces.core.caller import Caller
@@ -162,4 +163,6 @@ def _elevenlabs_options(websocket: WebSocket, voice: str, is_multi: bool, servic
 def _deepgram_options(websocket: WebSocket, limits: InterfaceLimits) -> DeepgramOptions:
     query = websocket.query_params
     target = deepgram_format(query.get("encoding", "linear16"), query.get("sample_rate", ""))
-    return DeepgramOptions(query.get("model", ""), target, limits.max_text_chars, deepgram_speed(query.get("speed", "1")))
+    speed, lexicon = deepgram_speed(query.get("speed", "1")), query.get("lexicon", "")
+    check_lexicon(lexicon)
+    return DeepgramOptions(query.get("model", ""), target, limits.max_text_chars, speed, {"lexicon": lexicon} if lexicon else {})

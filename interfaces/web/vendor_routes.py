@@ -115,7 +115,9 @@ def _add_deepgram(router: APIRouter, service: SpeechService) -> None:
         values: Values = {} if speed == 1 else {"speed": speed}
         values |= reading_in(dict(query))
         check_text(service, "text", given.text, values)
-        items = at("text", lambda: DeepgramControls(values, takes_pauses=True).push(given.text, is_whole=True))
+        controls = DeepgramControls(values, is_http=True)
+        items = at("text", lambda: controls.push(given.text, is_whole=True))
+        values |= at("text", controls.lexicon)
         return await spoken(service, request, query.get("model", ""), items, target, values)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import urllib.parse
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from websockets.sync.client import connect
 
 from bistream.errors import InvalidInputError
 from interfaces.audio.formats import OutputFormat
@@ -17,19 +19,20 @@ from interfaces.protocols.deepgram import Deepgram, DeepgramOptions
 from interfaces.protocols.deepgram_controls import MAX_PAUSES, DeepgramControls
 from interfaces.protocols.deepgram_v1 import DeepgramV1
 from tests.unit.interfaces.machine import Player
-from tests.unit.interfaces.rig import SAMPLES_PER_CHARACTER, Running
+from tests.unit.interfaces.rig import SAMPLES_PER_CHARACTER, ReadyServer, Running
 from tests.unit.interfaces.test_cartesia_tags import joined
 from tests.unit.interfaces.test_http import error_of
 from tests.unit.interfaces.test_vendor_http import deepgram
 
+TOMATO, TOMAHTO = (json.dumps({"word": "tomato", "pronounce": said}, ensure_ascii=False) for said in ("təˈmeɪtoʊ", "təˈmɑːtəʊ"))
 FLUX, AURA = r'\{"word": "Nguyen", "pronounce": "win"\}', '{"word":"Nguyen","pronounce":"win"}'
 OTHERS = ["Hi ", "{", "}", "\\", '{"name": 1}', "{ }", "\\n", "pause:", '"word"', "你"]
-WRITTEN = st.lists(st.sampled_from([FLUX, AURA, r"\{pause:500ms\}", *OTHERS]), max_size=MAX_PAUSES).map("".join)
+WRITTEN = st.lists(st.sampled_from([FLUX, AURA, TOMATO, r"\{pause:500ms\}", *OTHERS]), max_size=MAX_PAUSES).map("".join)
 
 
 def read(written: str, *places: int) -> list[Item] | str:
     """Or the sentence by which it is refused."""
-    reader = DeepgramControls(takes_pauses=True)
+    reader = DeepgramControls(is_http=True)
     try:
         items = [item for begin, end in pairwise([0, *places, len(written)]) for item in reader.push(written[begin:end])]
         return joined([*items, *reader.push("", is_whole=True)])
@@ -57,8 +60,7 @@ def test_a_word_is_respelled_and_a_pause_is_silence() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        r'\{"word": "tomato", "pronounce": "təˈmeɪtoʊ"\}',
-        '{"word": "cat", "pronounce": "kæt"}',
+        f"{TOMATO} {TOMAHTO}",
         '{"word": 5, "pronounce": "x"}',
     ]
     + ['{"word": "x", "pronounce": "-"}', r"\{pause:400ms\}", r"\{pause:500ms\}" * (MAX_PAUSES + 1)],
@@ -78,6 +80,32 @@ def test_pauses_are_for_http_alone(front: Running) -> None:
     one = Player(Deepgram(DeepgramOptions("anna", OutputFormat(), 4096)))
     one.receive(json.dumps({"type": "Speak", "text": r"One. \{pause:500ms\}"}))
     assert one.closed is not None and "over HTTP alone" in one.sent[-1]["description"]
+
+
+def test_ipa_is_in_the_lexicon_over_http_alone(server: ReadyServer, front: Running) -> None:
+    own = urllib.parse.quote(json.dumps({"tomato": "tomayto", "SQL": "sequel"}))
+    assert deepgram(front, f"&lexicon={own}", f"One {TOMATO}, two {TOMATO}. SQL by {AURA}.")[0] == 200
+    inputs = server.received[-1].inputs
+    assert inputs["target_text"] == b"One tomato, two tomato. SQL by win."
+    assert json.loads(inputs["lexicon"]) == {"tomato": {"alphabet": "ipa", "ph": "təˈmeɪtoʊ"}, "SQL": "sequel"}
+    for protocol in (Deepgram, DeepgramV1):
+        one = Player(protocol(DeepgramOptions("anna", OutputFormat(), 4096)))
+        one.receive(json.dumps({"type": "Speak", "text": f"Hi. {TOMATO}"}))
+        assert one.closed is not None and "over HTTP alone" in one.sent[-1]["description"] and one.texts == {}
+
+
+@pytest.mark.parametrize("path", ["/v1/speak", "/v2/speak"])
+def test_a_lexicon_of_the_address_counts_in_each_turn_of_a_socket(server: ReadyServer, front: Running, path: str) -> None:
+    lexicon = json.dumps({"tomato": {"alphabet": "ipa", "ph": "təˈmeɪtoʊ"}})
+    before = len(server.received)
+    with connect(f"{front.ws}{path}?model=anna&speed=1.2&lexicon={urllib.parse.quote(lexicon)}") as socket:
+        for text in ("One tomato.", "Two."):
+            socket.send(json.dumps({"type": "Speak", "text": text}))
+            socket.send('{"type": "Flush"}')
+        socket.send('{"type": "Close"}')
+        list(socket)  # until both are spoken
+    starts = [one.inputs for one in server.received[before:] if "speaker_id" in one.inputs]
+    assert [start["lexicon"] for start in starts] == [lexicon.encode()] * 2 and all("speed" in start for start in starts)
 
 
 @pytest.mark.parametrize("protocol", [Deepgram, DeepgramV1])

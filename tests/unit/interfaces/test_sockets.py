@@ -219,6 +219,7 @@ def test_what_cannot_be_spoken_is_refused_before_the_socket_opens(front: Running
         ("/v1/speak?model=anna&encoding=opus", 400),
         ("/v1/speak?model=anna&speed=fast", 400),
         ("/v2/speak?model=anna&encoding=mp3", 400),
+        ("/v2/speak?model=anna&lexicon=[]", 400),
         ("/v2/speak?model=anna&speed=9", 400),
         ("/v1/text-to-speech/nobody/multi-stream-input", 404),
         ("/v1/text-to-speech/anna/stream-input?output_format=pcm_1", 400),
