@@ -79,7 +79,7 @@ class SpokenWords:
         tags = _TAG if is_over else _TAG_SO_FAR
         text, ends = tags.sub(lambda tag: " " * len(tag.group()), self.text), [*self._cuts, len(self.text)]
         for begin, end in zip([self._told, *ends], ends, strict=False):
-            for match in self._pattern.finditer(text, begin, end):
+            for match in self._pattern.finditer(text, begin, begin + len(text[begin:end].rstrip())):  # blanks before nothing take long
                 may_grow = match.end() == len(self.text) and end not in self._cuts and not is_over
                 if may_grow or match.end() > self._positions[-1]:
                     return found

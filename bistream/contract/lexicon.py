@@ -28,13 +28,17 @@ MAX_PHRASE_CHARS = 64  # so much text may be held back while it may still become
 MAX_RESPELLING_CHARS = 128
 
 
-@functools.lru_cache(maxsize=64)  # an agent sends the same one with every session
 def read_lexicon(text: str) -> Lexicon:
     """A JSON object of phrases and respellings; blank: none. Raises ``InvalidInputError``."""
-    if not text.strip():
-        return NO_LEXICON
     if len(text) > MAX_LEXICON_CHARS:
         raise InvalidInputError(f"The lexicon is longer than {MAX_LEXICON_CHARS} characters; send only the words that the text may have.")
+    return _read(text.strip())
+
+
+@functools.lru_cache(maxsize=64)  # an agent sends the same one with every session
+def _read(text: str) -> Lexicon:
+    if not text:
+        return NO_LEXICON
     try:
         entries = json.loads(text)
     except (ValueError, RecursionError):
@@ -51,9 +55,13 @@ def written_lexicon(entries: Mapping[str, Any]) -> str:
     return json.dumps(dict(entries), ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
 
 
-@functools.lru_cache(maxsize=64)
 def joined_lexicon(*texts: str) -> str:
     """The entries of several, as ``read_lexicon`` takes them; the first that has a phrase counts. Raises ``InvalidInputError``."""
+    return _joined(*(text.strip() for text in texts if read_lexicon(text)))
+
+
+@functools.lru_cache(maxsize=64)
+def _joined(*texts: str) -> str:
     joined: dict[str, Any] = {}
     for text in reversed(texts):
         if read_lexicon(text):

@@ -14,7 +14,7 @@ from bistream.errors import InvalidInputError
 # Phonemes, vowels without their stress, and how they are written once ``_ALIKE`` is applied. The longest spelling at a place counts.
 _TABLE = """
 AA=ɑ,ɒ,a AE=æ AH=ə,ᵊ,ʌ,ɐ AO=ɔ EH=ɛ,e IH=ɪ,ɨ,ᵻ IY=i UH=ʊ UW=u,ʉ
-AW=aʊ,au,ɑʊ AY=aɪ,ai,ɑɪ,ʌɪ EY=eɪ,ei,ɛɪ OW=oʊ,ou,əʊ,əu,o OY=ɔɪ,ɔi,oɪ,oi
+IH+OW=ɪəʊ UH+OW=ʊəʊ AW=aʊ,au,ɑʊ AY=aɪ,ai,ɑɪ,ʌɪ EY=eɪ,ei,ɛɪ OW=oʊ,ou,əʊ,əu,o OY=ɔɪ,ɔi,oɪ,oi
 ER=ɝ,ɚ,ɜ,ɝr,ɚr,ɜr,ɝːr,ɜːr,ər,r\u0329 AO+R=or IH+R=ɪə,ɪər EH+R=eə,eər,ɛə,ɛər UH+R=ʊə,ʊər
 AH+L=l\u0329 AH+M=m\u0329 AH+N=n\u0329 AH+NG=ŋ\u0329
 B=b CH=tʃ,ʧ D=d DH=ð F=f G=g,ɡ HH=h,ɦ HH+W=ʍ JH=dʒ,ʤ K=k L=l M=m,ɱ N=n NG=ŋ
@@ -25,6 +25,7 @@ PHONEMES = {
     for phonemes, _, spellings in (row.partition("=") for row in _TABLE.split())
     for spelling in spellings.split(",")
 }
+WEAK = {"ɪə": ["IY", "AH"], "ʊə": ["UW", "AH"]}  # two syllables without a stress (media, influence), not an R (near, poor)
 STRESSES = {"ˈ": "1", "ˌ": "2"}
 _BETWEEN = frozenset("ː.|-()")  # no sounds of their own, but an affricate or a diphthong does not reach over one
 # The last argument is dropped: tie bars, aspiration, and marks that tell no two phonemes of English apart.
@@ -50,7 +51,8 @@ def _phonemes_of(word: str) -> Iterator[str]:
         if symbol in STRESSES:
             stress = STRESSES[symbol]
         elif symbol in PHONEMES:
-            for phoneme in PHONEMES[symbol]:
+            is_weak = stress == "0" and symbol in WEAK and not STRESSES.keys().isdisjoint(word)
+            for phoneme in WEAK[symbol] if is_weak else PHONEMES[symbol]:
                 is_vowel = phoneme[0] in "AEIOU"
                 yield phoneme + stress if is_vowel else phoneme
                 stress = "0" if is_vowel else stress

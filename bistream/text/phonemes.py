@@ -63,6 +63,8 @@ def phoneme_tokens(alphabet: str, written: str, known: frozenset[str]) -> list[s
         if token is None:
             raise InvalidInputError(f"The model has no phoneme {candidates[0][:20]}; correct it.")
         tokens.append(token)
+    if not tokens:
+        raise InvalidInputError(f"The phonemes {written[:20]!r} have no sound; correct them.")
     return tokens
 
 

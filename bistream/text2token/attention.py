@@ -4,7 +4,8 @@ In: queries of a step's rows, a layer's blocks of ``PagedCache``, an ``Attention
 Out: one vector per row. This is the reference and the CPU path; a fused kernel needs only slot and position of each row.
 
 Rows of one sequence share its keys, so rows are computed per segment: segments with few rows together, padded; long ones
-(chunks of prompts) one by one. On a CPU, rows that decode are a group of their own, of one row each, for PyTorch's own attention.
+(chunks of prompts) one by one. On a CPU with one thread, rows that decode are a group of their own, of one row each, for PyTorch's own
+attention.
 
 Results are batch-invariant to the last bit, provided that the matrix library's are: padding adds exact zeros at the end, sums
 over the context run in tiles of fixed size (libraries split long sums depending on their length), and every product has at
@@ -58,7 +59,7 @@ def plan_attention(
     """positions: (first position, number of rows) per segment, in the order of the rows; tables: the sequences' blocks. decoding: the
     segments whose row decodes. That must not depend on their company, for the bits of a row do depend on it."""
     starts = np.cumsum([0] + [count for _, count in positions])
-    decoding = decoding if device.type == "cpu" else ()
+    decoding = decoding if device.type == "cpu" and torch.get_num_threads() == 1 else ()  # more threads divide a row by its company
     fed = [index for index in range(len(positions)) if index not in decoding]
     short = [index for index in fed if positions[index][1] <= SHORT_ROWS]
     long = [[index] for index in fed if positions[index][1] > SHORT_ROWS]

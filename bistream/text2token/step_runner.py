@@ -77,7 +77,7 @@ class EagerRunner:
         self._reader = None if head is None else TextReader(head, model.config, self.cache)
         self._padding = (Segment(settings.max_sessions, 0, (0,), samples=False),)
         # every thread of MKL's products needs its kernel's minimum of rows, or results would depend on the number of rows
-        uses_mkl = model.device.type == "cpu" and not model.weights.layers[0].output_weight.is_mkldnn
+        uses_mkl = model.device.type == "cpu" and not model.weights.is_packed
         self.row_multiple = MIN_PRODUCT_ROWS * min(torch.get_num_threads(), 4) if uses_mkl else 1
 
     @torch.inference_mode()

@@ -43,6 +43,11 @@ class LayerWeights:
             down_weight=packed(self.down_weight),
         )
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether all matrices could be."""
+        return all(one.is_mkldnn for one in (self.qkv_weight, self.output_weight, self.gate_up_weight, self.down_weight))
+
 
 @dataclass(frozen=True)
 class ModelWeights:
@@ -57,6 +62,10 @@ class ModelWeights:
     def packed(self) -> ModelWeights:
         """For inference on their device (``products``)."""
         return replace(self, layers=tuple(layer.packed() for layer in self.layers), head_weight=packed(self.head_weight))
+
+    @property
+    def is_packed(self) -> bool:
+        return self.head_weight.is_mkldnn and all(layer.is_packed for layer in self.layers)
 
 
 def expected_shapes(config: LanguageModelConfig) -> dict[str, tuple[int, ...]]:

@@ -130,7 +130,7 @@ class DashScope(JsonProtocol):
             if text.strip():
                 raise InvalidInputError("The task is finishing and takes no more text; start another one.")
             return []
-        if task.opening is not None and not text.strip():
+        if task.opening is not None and not text.strip(" \t\r\n\ufeff"):
             return []  # the first text says whether it is SSML
         made = task.open(text)
         if text:

@@ -127,7 +127,8 @@ class _Runners:
 
             self._folded = fold_weights(weights, sizes, device, dtype)
         else:
-            self._weights = _in_dtype(weights, dtype).packed()
+            weights = _in_dtype(weights, dtype)
+            self._weights = replace(weights, layers=tuple(layer.packed() for layer in weights.layers))
 
     def make(self, sizes: OneTableConfig, head: Tensor, settings: EngineSettings) -> StepRunner:
         """head: float32 [rows, hidden]."""

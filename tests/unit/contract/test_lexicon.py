@@ -26,6 +26,11 @@ def test_entries_are_phrases_and_respellings() -> None:
     assert read_lexicon(" \n") == {}
 
 
+def test_blanks_are_no_lexicon_but_count() -> None:
+    with pytest.raises(InvalidInputError, match="longer than"):
+        read_lexicon(" " * 70_000)
+
+
 @pytest.mark.parametrize("text", ("Nguyen", "[]", '"a"', "{", "[" * 5000))
 def test_what_is_no_object_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError, match="must be a JSON object"):

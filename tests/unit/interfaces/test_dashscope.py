@@ -59,7 +59,7 @@ def test_a_task_from_start_to_end() -> None:
 def test_a_text_in_speak_is_ssml_where_the_client_allows_it(asked: bool | None, text: str, is_ssml: bool) -> None:
     one = started(enable_ssml=asked)
     if asked:
-        send(one, "continue-task", {"text": " "})
+        send(one, "continue-task", {"text": " \ufeff"})
         send(one, "continue-task", {"flush": True})
     send(one, "continue-task", {"text": text})
     send(one, "continue-task", {"text": " <speak>more"})

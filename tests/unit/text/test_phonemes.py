@@ -53,6 +53,8 @@ def test_every_syllable_has_tokens_in_every_tone() -> None:
         ("pinyin", "chong6", "'chong6'"),
         ("pinyin", "bong\u0301", "no syllable"),
         ("ipa", "ty", "'y' is no sound of English"),
+        ("ipa", "ˈ", "have no sound"),
+        ("cmu-arpabet", " ", "have no sound"),
         ("x-sampa", "t", "'x-sampa'"),
     ],
 )

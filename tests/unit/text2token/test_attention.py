@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.text2token.attention import attend_causal, attend_rows, plan_attention
-from tests.unit.text2token.tiny import needs_invariance
+from tests.unit.text2token.tiny import needs_invariance, num_threads
 
 BLOCK, HEADS, KV_HEADS, HEAD_SIZE = 16, 4, 2, 16
 CPU = torch.device("cpu")
@@ -46,12 +46,13 @@ def test_rows_attend_to_their_own_sequence_and_to_nothing_behind_it(lengths: lis
 
 
 @needs_invariance
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("length", [1, 16, 130, 250, 300])
-def test_a_row_that_decodes_has_the_same_bits_in_any_company(length: int) -> None:
-    """Where the library that computes longer chunks of a sum splits it by its length."""
-    torch.set_num_threads(1)
+def test_a_row_that_decodes_has_the_same_bits_in_any_company(length: int, threads: int) -> None:
+    """Where the library that computes longer chunks of a sum splits it by its length, and threads divide what there is."""
     queries = torch.randn((3, HEADS, HEAD_SIZE), generator=torch.Generator().manual_seed(9))
-    alone = attend([sequence(length, 0)], queries[:1], True)
-    for others in ([7], [length + 1], [400, 512]):
-        beside = attend([sequence(length, 0), *(sequence(other, other) for other in others)], queries[: 1 + len(others)], True)
-        assert torch.equal(beside[:1], alone)
+    with num_threads(threads):
+        alone = attend([sequence(length, 0)], queries[:1], True)
+        for others in ([7], [length + 1], [400, 512]):
+            beside = attend([sequence(length, 0), *(sequence(other, other) for other in others)], queries[: 1 + len(others)], True)
+            assert torch.equal(beside[:1], alone)

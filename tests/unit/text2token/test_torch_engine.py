@@ -22,7 +22,7 @@ from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.torch_engine import TorchEngine, TorchSequence
 from bistream.text2token.weights import build_weights
 from tests.fakes import RecordingSink, ScriptedSampler
-from tests.unit.text2token.tiny import CONFIG, SPACE, eager_engine, needs_invariance, random_state, tiny_model
+from tests.unit.text2token.tiny import CONFIG, SPACE, eager_engine, needs_invariance, num_threads, random_state, tiny_model
 
 ALL_STOPS = frozenset(SPACE.specials)
 GREEDY = SamplingSpec(temperature=0.0)
@@ -83,9 +83,9 @@ def test_greedy_turns_match_the_dense_forward() -> None:
 
 
 @needs_invariance
-def test_scores_are_bit_identical_in_any_batch() -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_scores_are_bit_identical_in_any_batch(threads: int) -> None:
     """Seeded sessions repeat exactly because not even rounding depends on the other rows of a step."""
-    torch.set_num_threads(1)
 
     def scores_of_a(company: int) -> list[torch.Tensor]:
         scores: list[torch.Tensor] = []
@@ -102,12 +102,11 @@ def test_scores_are_bit_identical_in_any_batch() -> None:
         drain(engine)
         return scores
 
-    alone = scores_of_a(0)
+    with num_threads(threads):
+        alone, *beside = (scores_of_a(company) for company in (0, 1, 4))
     assert len(alone) == 40
-    for company in (1, 4):
-        beside = scores_of_a(company)
-        differing = [step for step in range(40) if not torch.equal(alone[step], beside[step])]
-        assert not differing
+    for scores in beside:
+        assert not [step for step in range(40) if not torch.equal(alone[step], scores[step])]
 
 
 def test_nan_fails_its_session_only_and_leaves_no_trace() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -55,6 +57,17 @@ def eager_engine(settings: EngineSettings, model: Qwen2Model | None = None, samp
 
 
 SPACE = tiny_model().space
+
+
+@contextmanager
+def num_threads(count: int) -> Iterator[None]:
+    """Of PyTorch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def library_is_batch_invariant() -> bool:
