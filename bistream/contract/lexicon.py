@@ -64,8 +64,7 @@ def joined_lexicon(*texts: str) -> str:
 def _joined(*texts: str) -> str:
     joined: dict[str, Any] = {}
     for text in reversed(texts):
-        if read_lexicon(text):
-            joined |= json.loads(text)
+        joined |= json.loads(text)
     check_lexicon(written := written_lexicon(joined))
     return written
 

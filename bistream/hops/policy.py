@@ -162,7 +162,7 @@ class HopPolicy:
     def wanted_tokens(self, progress: HopProgress) -> int:
         """Tokens still missing for the next hop, or for the one after it if that is due; a chunk if there are enough for both."""
         if self._is_over(progress):
-            progress = replace(progress, received_tokens=0, sent_tokens=0, is_resting=False)  # what is there goes in a flush
+            progress = replace(progress, received_tokens=0, sent_tokens=0, is_resting=False)  # its last tokens go in a flush
         missing = self._missing_tokens(progress)
         if missing <= 0 and not (progress.sent_tokens or self._may_begin(progress)):
             return 1  # which shows that the next block has begun
