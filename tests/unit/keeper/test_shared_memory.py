@@ -85,9 +85,12 @@ FILES = {"lock", "tensors", "control"}
 def model_process(folder: Path, prefix: str) -> subprocess.Popen[bytes]:
     """With a command line like a stub's: program, model.py, shared memory, two sizes, parent, libraries, offset, name."""
     model = folder / "model.py"
-    model.write_text("import sys; sys.stdin.read()")
+    model.write_text("import sys; print(flush=True); sys.stdin.read()")
     words = ["/backends/triton_python_backend_stub", str(model), f"{prefix}region", "1048576", "1048576", "1", "/backends", "336", "x"]
-    return subprocess.Popen(words, executable=sys.executable, stdin=subprocess.PIPE)
+    process = subprocess.Popen(words, executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()  # a process that has only just begun its program has no command line yet, and nobody would find it
+    return process
 
 
 def test_files_and_model_processes_of_a_killed_keeper_go_and_those_of_a_live_one_stay(tmp_path: Path) -> None:
