@@ -47,13 +47,13 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.gelu(F.linear(x, weight, bias), approximate="tanh")
 
 
-def project_context(pages: StateRows, slots: Slots, weight: Tensor, bias: Tensor, table: Tensor) -> Tensor:
+def project_context(pages: StateRows, slots: Slots, weight: StateRows, bias: Tensor, table: Tensor) -> Tensor:
     """Keys, turned, and values of stored pages, [blocks, 2 * stored, frames, 2 * width]; what no tile sees may be anything.
 
     pages: block inputs, [blocks, 2 * pages, frames, dim]. weight: [blocks, 2 * width, dim]; bias: [blocks, 2 * width]. table: of ``turns``.
     """
-    seen = pages.read(1, slots.page).to(weight.dtype)
-    projected = torch.baddbmm(bias[:, None], seen.flatten(1, 2), weight.transpose(1, 2)).view(*seen.shape[:3], -1)
+    seen = pages.read(1, slots.page).to(bias.dtype)
+    projected = torch.baddbmm(bias[:, None], seen.flatten(1, 2), weight.numbers().to(bias.dtype).transpose(1, 2)).view(*seen.shape[:3], -1)
     return torch.stack([_turned(block, table, slots.start[: len(slots.page)]) for block in projected])
 
 

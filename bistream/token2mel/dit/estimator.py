@@ -19,6 +19,7 @@ from bistream.gpu.steps import Steps, finish
 from bistream.token2mel.layers import bias_rows, join_heads, join_tiles, query_tiles, split_heads
 from bistream.token2mel.memory import StepMemory
 from bistream.token2mel.sizes import DIT_CONV_GROUPS
+from bistream.token2mel.state_rows import StateRows
 
 CONV_KERNEL = 31  # of the position convolutions
 CONV_HISTORY_FRAMES = CONV_KERNEL - 1
@@ -89,7 +90,12 @@ class InputEmbedding(nn.Module):
 
 
 class DitBlock(nn.Module):
-    """Attention and feed-forward (GELU in its tanh form), each between modulated norm and gate."""
+    """Attention and feed-forward (GELU in its tanh form), each between modulated norm and gate.
+
+    context_weight: what stored rows are projected with, ``to_keys_values.weight`` in as many bits as they have; set with the weights.
+    """
+
+    context_weight: StateRows
 
     def __init__(self, config: DitConfig) -> None:
         super().__init__()
@@ -107,7 +113,7 @@ class DitBlock(nn.Module):
         """x: float32 [B, T, dim]; vectors: float32 [6, dim]; angles: [B, K, n]; bias: [B, 1, T, K] or None."""
         shift, scale, gate, shift_ff, scale_ff, gate_ff = vectors.unbind(0)
         normed = modulated(x, scale, shift).to(self.to_out.weight.dtype)
-        key, value = self.to_keys_values(memory.extend_attention(normed)).chunk(2, dim=-1)
+        key, value = self._keys_values(normed, memory).chunk(2, dim=-1)
         key, value = split_heads(rotate(key, angles), self.heads), split_heads(value, self.heads)
         new_angles = angles[:, angles.shape[1] - x.shape[1] :]
         parts = []
@@ -119,6 +125,14 @@ class DitBlock(nn.Module):
             parts.append(part + gate_ff * self.linear_out(hidden).float())
             yield
         return join_tiles(parts)
+
+    def _keys_values(self, x: Tensor, memory: StepMemory) -> Tensor:
+        """[B, T, dim] -> [B, K, 2 * inner], those of the context first."""
+        rows, linear = memory.extend_attention(x), self.to_keys_values
+        if self.context_weight.scales is None:
+            return linear(rows)  # type: ignore[no-any-return]
+        context = F.linear(rows[:, : rows.shape[1] - x.shape[1]], self.context_weight.numbers().to(x.dtype), linear.bias)
+        return torch.cat([context, linear(x)], dim=1)
 
 
 class Dit(nn.Module):

@@ -11,11 +11,12 @@ from torch import Tensor
 from bistream.checkpoints.config import DitConfig, DitFlowConfig
 from bistream.checkpoints.reader import check_state_dict, find_file, load_state_dict
 from bistream.errors import CheckpointError
-from bistream.token2mel.dit.estimator import BLOCK_VECTORS, CONV_KERNEL, END_VECTORS, POSITION_CONVS
+from bistream.token2mel.dit.estimator import BLOCK_VECTORS, CONV_KERNEL, END_VECTORS, POSITION_CONVS, DitBlock
 from bistream.token2mel.dit.modulation import TIME_FREQUENCIES, Modulation
 from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.entries import Entry, conv, linear, parameters_of
 from bistream.token2mel.sizes import DIT_CONV_GROUPS, LOOKAHEAD_HISTORY_TOKENS
+from bistream.token2mel.state_rows import StateRows
 from bistream.token2mel.weights import FILE_NAME
 
 _ESTIMATOR = "decoder.estimator."
@@ -42,6 +43,9 @@ def build_network(state: Mapping[str, Tensor], config: DitFlowConfig, device: to
     network.load_state_dict(parameters_of(state, _entries(config), device, dtype), strict=True, assign=True)
     network.requires_grad_(False)
     network.eval()
+    for block in network.matching.estimator.blocks:
+        assert isinstance(block, DitBlock)
+        block.context_weight = StateRows.of(block.to_keys_values.weight.detach())
     network.matching.prepare(config.output_size, build_modulation(state, config.dit))
     return network
 

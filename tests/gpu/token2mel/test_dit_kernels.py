@@ -44,23 +44,24 @@ def multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def slots(draw: Draw, frames: int, used: int) -> Slots:
-    """Slots in any order, partly filled tiles, one that sees nothing; ``STORED`` places for stored pages in each guidance half."""
+    """Stored slots, then tiles, each in any order; partly filled ones; a tile that sees none, one that sees no stored ones. ``STORED``
+    places for stored pages in each guidance half."""
     count, of_half = 2 * STORED + TILES, TILES // 2
     live = torch.full((count,), frames, dtype=torch.int32, device=DEVICE)
     live[2 * STORED + 1 :: 2] = 7
     lists = torch.zeros(TILES, 13, dtype=torch.int32, device=DEVICE)
     for tile in range(TILES):
         half = tile // of_half
-        stored = half * STORED + draw.permutation(used)[:10]
+        stored = half * STORED + draw.permutation(used)[: 0 if tile == 3 else 10]
         own = 2 * STORED + torch.arange(half * of_half, tile + 1, device=DEVICE)
-        seen = torch.cat([stored, own])
-        lists[tile, : len(seen)] = seen[draw.permutation(len(seen))].int()
+        seen = torch.cat([stored, own[draw.permutation(len(own))]])
+        lists[tile, : len(seen)] = seen.int()
     return Slots(
         page=torch.cat([draw.permutation(PAGES)[:STORED] + PAGES * half for half in range(2)]),
         used=torch.tensor([used], dtype=torch.int32, device=DEVICE),
         start=draw.integers(0, 3000, count),
         live=live,
-        visible=torch.tensor([1, 5, 11, 3, 7, 0], dtype=torch.int32, device=DEVICE),
+        visible=torch.tensor([1, 5, 11, 1, 12, 0], dtype=torch.int32, device=DEVICE),
         lists=lists,
     )
 
@@ -73,7 +74,7 @@ def stored(*shape: int) -> StateRows:
 @TYPES
 @pytest.mark.parametrize("frames", [50, 80])
 def test_attention_over_projected_slots(dtype: torch.dtype, frames: int) -> None:
-    """``turn_tiles`` and ``attend_slots``; stored slots that no tile sees are NaN."""
+    """``attend_slots``; stored slots that no tile sees are NaN."""
     draw, width = Draw("attend", frames), HEADS * HEAD_SIZE
     seen, table = slots(draw, frames, USED), turns(3000 + frames, HEAD_SIZE, DEVICE)
     own, context = draw.normal(TILES, frames, 3 * width, dtype=dtype), draw.normal(2 * STORED, frames, 2 * width, dtype=dtype)
@@ -95,10 +96,10 @@ def test_keys_and_values_of_stored_pages(dtype: torch.dtype, frames: int, dim: i
     pages = stored(BLOCKS, 2 * PAGES, frames, dim)
     read = torch.cat([seen.page[:used], seen.page[STORED : STORED + used]])
     pages.write(1, read, draw.normal(BLOCKS, 2 * used, frames, dim))
-    weight = (draw.normal(BLOCKS, 3 * width, dim) * dim**-0.5).to(dtype)[:, width:]  # as it lies beside the queries' weight
-    bias = draw.normal(BLOCKS, 2 * width, dtype=dtype)
+    weight = StateRows.of((draw.normal(BLOCKS, 2 * width, dim) * dim**-0.5).to(dtype))
+    bias = draw.normal(BLOCKS, 3 * width, dtype=dtype)[:, width:]  # as it lies beside the queries'
     found = launches.project_context(pages, seen, weight, bias, table)
-    exact = project_context(pages, seen, weight.float(), bias.float(), table)
+    exact = project_context(pages, seen, weight, bias.float(), table)
     for half in range(2 if used else 0):
         rows = slice(half * STORED, half * STORED + used)
         assert_close(found[:, rows], exact[:, rows], BOUNDS[dtype])

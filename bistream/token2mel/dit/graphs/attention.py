@@ -20,7 +20,7 @@ class Slots:
 
     page: int64 [2 * stored], of stored pages; used: int32 [1], how many of each half the batch reads, the first ones.
     start, live: int32 [slots], position of a slot's first frame, and how many of its frames are keys. visible: int32 [tiles], how many
-    slots a tile sees; lists: int32 [tiles, longest], which.
+    slots a tile sees; lists: int32 [tiles, longest], which, those of tiles last.
     """
 
     page: Tensor

@@ -38,10 +38,14 @@ class DitBatch:
 
 @dataclass(frozen=True)
 class PackedAttention:
-    """The projections of all blocks: query, key and value. weight: [blocks, 3 * width, dim]; bias: [blocks, 3 * width]."""
+    """The projections of all blocks. weight: query, key and value, [blocks, 3 * width, dim]; bias: [blocks, 3 * width].
+
+    context_weight: key and value alone, of stored rows, [blocks, 2 * width, dim].
+    """
 
     weight: Tensor
     bias: Tensor
+    context_weight: StateRows
 
     @classmethod
     def of(cls, network: Dit) -> PackedAttention:
@@ -49,13 +53,13 @@ class PackedAttention:
         return cls(
             torch.stack([torch.cat([block.to_query.weight, block.to_keys_values.weight]) for block in blocks]),
             torch.stack([torch.cat([block.to_query.bias, block.to_keys_values.bias]) for block in blocks]),
+            StateRows.stack([block.context_weight for block in blocks]),
         )
 
     @property
-    def of_context(self) -> tuple[Tensor, Tensor]:
-        """Weight and bias of keys and values alone."""
-        width = self.weight.shape[1] // 3
-        return self.weight[:, width:], self.bias[:, width:]
+    def context_bias(self) -> Tensor:
+        """[blocks, 2 * width]"""
+        return self.bias[:, self.bias.shape[1] // 3 :]
 
 
 def halves(index: Tensor, offset: int) -> Tensor:
@@ -132,7 +136,7 @@ class PackedDit:
 
     def _contexts(self, stores: StateRows, slots: Slots) -> Iterator[Tensor]:
         """Keys and values of what the batch reads, of each block."""
-        project, (weight, bias) = self._operations.project_context, self._attention.of_context
+        project, weight, bias = self._operations.project_context, self._attention.context_weight, self._attention.context_bias
         first, rest = slice(0, 1), slice(1, None)
         if len(slots.page) > GUIDANCE_ROWS * FEW_PAGES:
             for number in range(len(stores)):

@@ -15,10 +15,9 @@ from bistream.token2mel.dit.graphs.operations import DitOperations, PackedConv, 
 from bistream.token2mel.state_rows import StateRows
 
 _ROWS = 64  # frames of a program, and keys that it sees at a time
-# Of the product over stored pages. Faster than the matrix library on an H200 (docs/log); 96 KB of shared memory, which most GPUs have.
-_TILE = {"ROWS": 128, "COLUMNS": 128, "DEPTH": 64, "num_warps": 8, "num_stages": 3}
+# Of the product over stored pages: the best of 14 on an H100 (docs/log); 96 KB of shared memory, which most GPUs have.
+_TILE = {"ROWS": 128, "COLUMNS": 128, "DEPTH": 128, "num_warps": 4, "num_stages": 3}
 _PROGRAMS = 2  # of a multiprocessor
-_WIDENING_PROGRAMS, _PIECE = 4, 2048  # times as many, and numbers that each takes at a time
 
 
 def convolve(x: Tensor, tail: StateRows, previous: Tensor, last: Tensor, page: Tensor, conv: PackedConv) -> Tensor:
@@ -50,25 +49,19 @@ def advance(
     return out, normed
 
 
-def project_context(pages: StateRows, slots: Slots, weight: Tensor, bias: Tensor, table: Tensor) -> Tensor:
+def project_context(pages: StateRows, slots: Slots, weight: StateRows, bias: Tensor, table: Tensor) -> Tensor:
     """Keys, turned, and values of stored pages, [blocks, 2 * stored, frames, 2 * width]; what no tile sees may be anything.
 
     pages: block inputs, [blocks, 2 * pages, frames, dim]. weight: [blocks, 2 * width, dim]; bias: [blocks, 2 * width]. table: of ``turns``.
     """
-    values, scales = pages.values, pages.scales
-    assert scales is not None
-    blocks, _, frames, dim = values.shape
-    width, stored = weight.shape[1], len(slots.page)
-    out = torch.empty(blocks, stored, frames, width, dtype=weight.dtype, device=weight.device)
-    programs = _PROGRAMS * torch.cuda.get_device_properties(weight.device).multi_processor_count
-    wide = torch.empty(blocks, stored, frames * dim, dtype=weight.dtype, device=weight.device)
-    kernels_context.widen_pages[(programs * _WIDENING_PROGRAMS,)](
-        values, values.stride(0), slots.page, slots.used, wide, wide.stride(0), stored // 2, blocks, SIZE=frames * dim, PIECE=_PIECE
-    )
+    assert pages.scales is not None and weight.scales is not None
+    (blocks, _, frames, dim), width, stored = pages.values.shape, weight.values.shape[1], len(slots.page)
+    out = torch.empty(blocks, stored, frames, width, dtype=bias.dtype, device=bias.device)
+    programs = _PROGRAMS * torch.cuda.get_device_properties(bias.device).multi_processor_count
     kernels_context.project_pages[(programs,)](
-        wide, wide.stride(0), scales, scales.stride(0), slots.page, slots.used, slots.start,
-        weight, weight.stride(0), bias, bias.stride(0), table,
-        table[0].numel(), out, out.stride(0), stored // 2, blocks, FRAMES=frames, DIM=dim, OUT=width, WIDTH=2 * table.shape[2], **_TILE,
+        pages.values, pages.values.stride(0), pages.scales, pages.scales.stride(0), slots.page, slots.used, slots.start,
+        weight.values, weight.values.stride(0), weight.scales, bias, bias.stride(0), table, table[0].numel(),
+        out, out.stride(0), stored // 2, blocks, FRAMES=frames, DIM=dim, OUT=width, WIDTH=2 * table.shape[2], **_TILE,
     )  # fmt: skip
     return out
 
@@ -76,18 +69,13 @@ def project_context(pages: StateRows, slots: Slots, weight: Tensor, bias: Tensor
 def attend(own: Tensor, context: Tensor, table: Tensor, slots: Slots, heads: int, scale: float) -> Tensor:
     """[tiles, frames, heads * width]; zeros for a tile that sees nothing. table: of ``turns``.
 
-    own: queries, keys and values of the tiles, [tiles, frames, 3 * heads * width], of which queries and keys are turned in place. context:
-    of ``project_context``, one block.
+    own: queries, keys and values of the tiles, [tiles, frames, 3 * heads * width]. context: of ``project_context``, one block.
     """
     tiles, frames, channels = own.shape[0], own.shape[1], own.shape[2] // 3
-    blocks, stored, head_size = -(-frames // _ROWS), len(slots.page), channels // heads
-    kernels_attention.turn_tiles[(tiles, 2, blocks)](
-        own, table, table[0].numel(), slots.start[stored:], FRAMES=frames, CHANNELS=channels, WIDTH=head_size, ROWS=_ROWS
-    )
     out = torch.empty(tiles, frames, channels, dtype=own.dtype, device=own.device)
-    kernels_attention.attend_slots[(tiles, heads, blocks)](
-        own, context, out, slots.live, slots.visible, slots.lists, slots.lists.shape[1], stored, scale,
-        FRAMES=frames, HEADS=heads, WIDTH=head_size, ROWS=_ROWS, STAGES=3, num_warps=4,
+    kernels_attention.attend_slots[(tiles, heads, -(-frames // _ROWS))](
+        own, context, out, slots.start, slots.live, slots.visible, slots.lists, slots.lists.shape[1], table, table[0].numel(),
+        len(slots.page), scale, FRAMES=frames, HEADS=heads, WIDTH=channels // heads, ROWS=_ROWS, STAGES=3, num_warps=4,
     )  # fmt: skip
     return out
 
