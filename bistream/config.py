@@ -66,7 +66,7 @@ class RuntimeConfig:
     max_text_chars: int = 4000  # per session, all pieces together
     text_normalization: str = "off"  # of ``checks.SERVER_TEXT_NORMALIZATIONS``: how texts are prepared whose session does not say so
     lexicon: str = ""  # a JSON file of words and phrases and how they are respelled; empty: none
-    watermark: str = "off"  # off | on: whether all audio has a mark by which programs tell that it is synthetic (docs/watermark.md)
+    watermark: str = "off"  # off | on_request | on: which audio has a mark that tells programs that it is synthetic (docs/watermark.md)
     session_idle_timeout_s: float = 60.0  # a session is closed after this long without text that can be spoken and without audio
     min_reference_s: float = 0.5
     max_reference_s: float = 30.0
@@ -98,7 +98,7 @@ class RuntimeConfig:
             _check(getattr(self, name) in ("auto", "onnx", "torch"), name, getattr(self, name), "auto, onnx or torch")
         modes = SERVER_TEXT_NORMALIZATIONS
         _check(self.text_normalization in modes, "text_normalization", self.text_normalization, ", ".join(modes))
-        _check(self.watermark in ("off", "on"), "watermark", self.watermark, "off or on")
+        _check(self.watermark in ("off", "on_request", "on"), "watermark", self.watermark, "off, on_request or on")
         for name in (
             "max_sessions",
             "max_text_chars",

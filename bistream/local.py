@@ -125,9 +125,11 @@ class LocalToken2Wav:
         with self._times.measure("token2wav"):
             return await asyncio.wrap_future(self._service.hop(hop))
 
-    async def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str) -> FloatArray:
+    async def synthesize(
+        self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str, is_marked: bool
+    ) -> FloatArray:
         with self._times.measure("token2wav"):
-            return await asyncio.wrap_future(self._service.synthesize(token_ids, prompt, seed, speed, session_id))
+            return await asyncio.wrap_future(self._service.synthesize(token_ids, prompt, seed, speed, session_id, is_marked))
 
     async def cancel(self, session_id: str) -> None:
         self._service.cancel(session_id)

@@ -50,7 +50,7 @@ class Conversation:
         try:
             await self._gate.check_served(request.model)
             if _is_start(request):
-                request = await self._gate.with_keys_lexicon(self.caller, request)
+                request = await self._gate.with_keys_settings(self.caller, request)
             session = self._start(request) if _is_start(request) else self._gate.sessions.find(self._owner, request.session_id)
             await session.forward(request, self)
         except BistreamError as error:

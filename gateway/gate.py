@@ -23,7 +23,7 @@ from gateway.keys import Keys
 from gateway.messages import request_bytes
 from gateway.metrics import Metrics
 from gateway.refusals import UnauthenticatedError, WrongCallError
-from gateway.requests import PUBLIC, FrontModelRequest, bytes_tensor, not_served
+from gateway.requests import PUBLIC, FrontModelRequest, bytes_tensor, flag_tensor, not_served
 from gateway.session import Home, Session, SessionSurroundings
 from gateway.session_table import SessionTable
 from gateway.settings import GateSettings
@@ -133,9 +133,13 @@ class Gate:
             if not await self.upstream.is_model_ready(model):
                 raise not_served(model)
 
-    async def with_keys_lexicon(self, caller: Caller, start: FrontModelRequest) -> FrontModelRequest:
-        """With its API key's lexicon behind its own; raw text, which may have none, stays as it is. Raises ``BistreamError``."""
-        lexicon = "" if self._keys is None else self._keys.lexicon_of(caller.key)
+    async def with_keys_settings(self, caller: Caller, start: FrontModelRequest) -> FrontModelRequest:
+        """With the mark of its API key, and its lexicon behind the start's own; raw text may have none. Raises ``BistreamError``."""
+        if self._keys is None:
+            return start
+        if self._keys.is_marked(caller.key):
+            start = replace(start, tensors={**start.tensors, "is_marked": flag_tensor("is_marked")})
+        lexicon = self._keys.lexicon_of(caller.key)
         if not lexicon or await self._is_raw(start):
             return start
         joined = joined_lexicon(start.data("lexicon").decode(), lexicon)
@@ -156,7 +160,7 @@ class Gate:
             raise WrongCallError(f"Model {request.model} streams; call it with ModelStreamInfer over gRPC.")
         with self._unary_session(caller):
             await self.check_served(request.model)
-            request = await self.with_keys_lexicon(caller, request)
+            request = await self.with_keys_settings(caller, request)
             response = await self.upstream.infer(request_bytes(request, "0", request.tensors))
         response.id = request.request_id
         return response

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from bistream.contract.lexicon import joined_lexicon, lexicon_text
@@ -14,17 +14,18 @@ from gateway.refusals import UnauthenticatedError
 
 MIN_KEY_LENGTH = 16
 HEADERS = ("authorization", "x-api-key", "xi-api-key")
-_LEXICON = re.compile(r"(?:^|\s)lexicon=")
+_LEXICON, _MARKED = re.compile(r"(?:^|\s)lexicon="), re.compile(r"(?:^|\s)watermark=on\s*$")
 _MISSING = "No valid API key came with the request; send one as `authorization: Bearer KEY` or `x-api-key: KEY`."
 
 
 class Keys:
     """The keys of one file, as digests. Every look-up compares with all of them, in constant time."""
 
-    def __init__(self, names_by_key: Mapping[str, str], lexicons: Mapping[str, str] | None = None) -> None:
-        """lexicons: as JSON, by the names of their keys."""
+    def __init__(self, names_by_key: Mapping[str, str], lexicons: Mapping[str, str] | None = None, marked: Collection[str] = ()) -> None:
+        """lexicons: as JSON, by the names of their keys. marked: names of the keys whose audio gets the watermark."""
         self._entries = [(_digest(key), name) for key, name in names_by_key.items()]
         self._lexicons = lexicons or {}
+        self._marked = frozenset(marked)
 
     def name_of(self, headers: Mapping[str, str]) -> str:
         """The name of the key in a request's headers (lower-case names). Raises ``UnauthenticatedError``."""
@@ -41,9 +42,16 @@ class Keys:
         """The lexicon of a key, as JSON; empty: it has none."""
         return "" if name is None else self._lexicons.get(name, "")
 
+    def is_marked(self, name: str | None) -> bool:
+        """Whether the audio of a key gets the watermark, on a server that marks on request."""
+        return name in self._marked
+
     @classmethod
     def read(cls, path: Path) -> Keys:
-        """``KEY [NAME] [lexicon=FILE]`` per line, FILE beside this one; blank lines and # comments are skipped. Raises ``ConfigError``."""
+        """``KEY [NAME] [watermark=on] [lexicon=FILE]`` per line, FILE beside this one; blank lines and # comments are skipped.
+
+        Raises ``ConfigError``.
+        """
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -52,6 +60,7 @@ class Keys:
             ) from None
         names: dict[str, str] = {}
         lexicons: dict[str, str] = {}
+        marked: list[str] = []
         for number, line in enumerate(lines, 1):
             words = line.split(maxsplit=1)
             if not words or words[0].startswith("#"):
@@ -61,15 +70,19 @@ class Keys:
             if len(words[0]) < MIN_KEY_LENGTH:
                 raise ConfigError(f"The API key in line {number} of {path} has fewer than {MIN_KEY_LENGTH} characters; use a longer one.")
             given, *files = _LEXICON.split("".join(words[1:]), maxsplit=1)
+            given, is_marked = _MARKED.subn("", given)
+            if "watermark=" in given:
+                raise ConfigError(f"Line {number} of {path} cannot be read; write KEY [NAME] [watermark=on] [lexicon=FILE].")
             name = given.strip() or f"key-{_digest(words[0]).hex()[:8]}"  # the same wherever it stands
             if words[0] in names or name in names.values():
                 raise ConfigError(f"The API key or the name in line {number} of {path} stands there twice; remove one.")
             names[words[0]] = name
+            marked += [name] * is_marked
             for file in files:
                 lexicons[name] = _read_lexicon(path.parent / file.strip(), f"line {number} of {path}")
         if not names:
             raise ConfigError(f"The file of API keys {path} holds no key; write one per line.")
-        return cls(names, lexicons)
+        return cls(names, lexicons, marked)
 
 
 def _read_lexicon(path: Path, place: str) -> str:

@@ -63,9 +63,14 @@ def bytes_tensor(name: str, value: bytes) -> Tensor:
     return Tensor(name, "BYTES", (1, 1), len(value).to_bytes(LENGTH_BYTES, "little") + value)
 
 
+def flag_tensor(name: str) -> Tensor:
+    """True."""
+    return Tensor(name, "BOOL", (1, 1), b"\1")
+
+
 def cancel_request(model: str) -> FrontModelRequest:
     """Ends a session, whose id is to be added."""
-    return FrontModelRequest(model, "", {"is_cancel": Tensor("is_cancel", "BOOL", (1, 1), b"\1")}, (), True)
+    return FrontModelRequest(model, "", {"is_cancel": flag_tensor("is_cancel")}, (), True)
 
 
 def served_name(model: str) -> str:

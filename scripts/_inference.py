@@ -11,7 +11,7 @@ from typing import Any
 
 from bistream.checkpoints.files import family_of
 from bistream.client.audio import read_reference
-from bistream.client.voice_options import GENERATION_OPTIONS, add_cross_lingual
+from bistream.client.voice_options import GENERATION_OPTIONS, add_flags
 from bistream.client.voice_options import add_options as add_fields
 from bistream.config import RuntimeConfig
 from bistream.contract.checks import MAX_SPEED, MIN_SPEED, SERVER_TEXT_NORMALIZATIONS
@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reference-text", help="transcript of the recording (with --text and --text-file); without it: cross-lingual")
     parser.add_argument("--reference-audio", metavar="FILE", help="a recording of the voice")
     parser.add_argument("--speaker-id", help="a registered voice, or a preset of spk2info.pt, instead of a recording")
-    add_cross_lingual(parser)
+    add_flags(parser, "is_cross_lingual")
     add_fields(parser, ("instruct_text",))
     parser.add_argument("--voices-dir", default="", metavar="DIR", help="where the registered voices are")
     parser.add_argument(

@@ -26,7 +26,7 @@ from bistream.client.connection import add_security_arguments, security_of
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
 from bistream.client.opening import START_ARGUMENTS
 from bistream.client.report import ChunkRecord, SessionReport
-from bistream.client.voice_options import GENERATION_OPTIONS, LABELS, add_cross_lingual, add_options, check_voice, given_inputs, refusal
+from bistream.client.voice_options import GENERATION_OPTIONS, LABELS, add_flags, add_options, check_voice, given_inputs, refusal
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError, EngineError
 
@@ -68,7 +68,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--reference-audio", metavar="FILE", help="a recording of the voice, 0.5 to 30 s (WAV, FLAC, ...)")
     parser.add_argument("--reference-text", help="transcript of the recording; without it the text may be in another language")
     parser.add_argument("--speaker-id", help="a registered voice or a preset of the model, instead of a recording")
-    add_cross_lingual(parser)
+    add_flags(parser, "is_cross_lingual", "is_marked")
     add_session_arguments(parser)
     add_options(parser, (*LABELS, *GENERATION_OPTIONS, "speed"))
     options = parser.parse_args(arguments)

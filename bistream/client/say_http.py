@@ -26,7 +26,7 @@ from bistream.client.inquiry import parameters_of
 from bistream.client.opening import START_ARGUMENTS
 from bistream.client.server_errors import WrongCallError, server_error
 from bistream.client.translation import no_answer
-from bistream.client.voice_options import GENERATION_OPTIONS, LABELS, add_cross_lingual, add_options, check_voice, given_inputs, refusal
+from bistream.client.voice_options import GENERATION_OPTIONS, LABELS, add_flags, add_options, check_voice, given_inputs, refusal
 from bistream.contract.audio import sample_rate_of
 from bistream.contract.field import Field
 from bistream.contract.fields import COSYVOICE2
@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--reference-text", help="transcript of the recording; without it the text may be in another language")
     parser.add_argument("--speaker-id", help="a registered voice or a preset of the model, instead of a recording")
-    add_cross_lingual(parser)
+    add_flags(parser, "is_cross_lingual", "is_marked")
     add_options(parser, (name for name in (*LABELS, *GENERATION_OPTIONS) if name in COSYVOICE2.by_name))
     parser.add_argument("--output", default="output.wav", metavar="FILE", help="WAV file to write (default: %(default)s)")
     parser.add_argument("--server", default="localhost:8000", metavar="HOST:PORT", help="HTTP address (default: %(default)s)")

@@ -30,6 +30,7 @@ class Speaker:
     speaking_rate: str | None = None
     instruct_text: str | None = None
     is_cross_lingual: bool = False
+    is_marked: bool = False
     seed: int | None = None
     temperature: float | None = None
     top_k: int | None = None

@@ -14,6 +14,10 @@ from bistream.types import GenerationOptions
 
 GENERATION_OPTIONS = tuple(one.name for one in dataclasses.fields(GenerationOptions))
 LABELS = ("gender", "pitch", "speaking_rate")  # of a voice that is to be made
+_FLAGS = {
+    "is_cross_lingual": "leave the voice's transcript aside: the text is in another language",
+    "is_marked": "have the watermark laid over the audio, by a server that marks on request",
+}
 _TYPES = {"INT32": int, "INT64": int, "FP32": float, "BYTES": str}
 
 
@@ -24,9 +28,10 @@ def add_options(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=_TYPES[field.datatype], help=field.doc.removeprefix("with the start: "))
 
 
-def add_cross_lingual(parser: argparse.ArgumentParser) -> None:
-    text = "leave the voice's transcript aside: the text is in another language"
-    parser.add_argument("--cross-lingual", dest="is_cross_lingual", action="store_true", help=text)
+def add_flags(parser: argparse.ArgumentParser, *names: str) -> None:
+    """names: of inputs that are true or false."""
+    for name in names:
+        parser.add_argument(f"--{name.removeprefix('is_').replace('_', '-')}", dest=name, action="store_true", help=_FLAGS[name])
 
 
 def given_inputs(fields: Mapping[str, Field], options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:

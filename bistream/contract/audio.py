@@ -13,8 +13,8 @@ SILENCE_S = 0.1  # spoken for a text without anything to speak: agents take an u
 
 
 def is_marked(parameters: Mapping[str, str]) -> bool:
-    """Whether a server lays the watermark over its audio. parameters: of its front model's configuration."""
-    return parameters.get("watermark", "off") == "on"
+    """Whether a server may lay the watermark over its audio. parameters: of its front model's configuration."""
+    return parameters.get("watermark", "off") != "off"
 
 
 def sample_rate_of(parameters: Mapping[str, str]) -> int:

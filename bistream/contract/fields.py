@@ -208,6 +208,14 @@ INPUTS = (
         is_start_only=True,
     ),
     Field(
+        "is_marked",
+        "BOOL",
+        (*_BOTH, _WAV),
+        "with the start, default false. True: the audio has the [watermark](watermark.md); of servers that mark on request",
+        default=False,
+        is_start_only=True,
+    ),
+    Field(
         "source_wav",
         "FP32",
         _BOTH,

@@ -234,6 +234,7 @@ class HopPacing:
             finalize=self._is_final,
             prompt=prompt if is_first else None,
             seed=session.start.options.seed,
+            is_marked=session.start.is_marked,
             playback_buffer_s=self.playback.buffer_s(now),
             expected_speech_s=session.reserved_s if is_first else None,
             lookahead_tokens=self._lookahead_tokens,

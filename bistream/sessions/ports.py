@@ -58,7 +58,9 @@ class Token2WavPort(Protocol):
     async def hop(self, hop: Token2WavHop) -> FloatArray:
         """The next waveform of a session, float32 [N]; after ``finalize`` it is gone. Raises ``BistreamError``."""
 
-    async def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str) -> FloatArray:
+    async def synthesize(
+        self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str, is_marked: bool
+    ) -> FloatArray:
         """A whole utterance at once, with full attention. Lasts until a ``cancel`` at most; raises ``BistreamError``."""
 
     async def cancel(self, session_id: str) -> None:
@@ -126,6 +128,7 @@ class BistreamRequest:
     is_cancel: bool = False
     speed: float | None = None
     is_cross_lingual: bool = False
+    is_marked: bool = False
     source_wav: FloatArray | None = None
     source_wav_len: int | None = None
     options: GenerationOptions = GenerationOptions()

@@ -118,8 +118,8 @@ class SessionStart:
     key: the client's id and secret; ``None`` for a session of a single request. reference_wav: float32 [N] at 16 kHz, checked and cut to
     its true length, with its transcript (empty: none); without it, speaker_id names a registered voice, reference_hash one that was heard
     before, or labels and the seed make one. voice: already found by that hash (``Voices.find``). offline: the flow's whole-utterance path.
-    is_cross_lingual: see ``voice/manner.py``. source_wav: float32 [N] at 16 kHz, checked and cut; its words are spoken, and there is no
-    text."""
+    is_cross_lingual: see ``voice/manner.py``. is_marked: its audio has the watermark, whether all has it or not. source_wav: float32 [N] at
+    16 kHz, checked and cut; its words are spoken, and there is no text."""
 
     key: SessionKey | None
     text: bytes
@@ -133,6 +133,7 @@ class SessionStart:
     reference_hash: str | None = None
     voice: VoicePrompt | None = None
     is_cross_lingual: bool = False
+    is_marked: bool = False
     source_wav: FloatArray | None = None
     labels: Labels | None = None
 
@@ -146,6 +147,8 @@ def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard
         raise InvalidInputError("is_offline needs the whole text in the first request; send is_end true with all of it.")
     _check_speed(request, card)
     _check_hash(request)
+    if request.is_marked and config.watermark == "off":
+        raise InvalidInputError("This server marks no audio; leave is_marked out, or have it started with watermark=on_request.")
     labels = _check_labels(request, card)
     speaker_id = None if labels is not None else _check_speaker(request, config)
     reference_wav, reference_text = (None, "") if request.reference_wav is None else _check_reference(request, config)
@@ -161,6 +164,7 @@ def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard
         offline=request.is_offline,
         reference_hash=request.reference_hash,
         is_cross_lingual=request.is_cross_lingual,
+        is_marked=request.is_marked,
         source_wav=_check_source(request, config),
         labels=labels,
     )

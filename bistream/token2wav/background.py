@@ -58,6 +58,7 @@ class OfflineJob:
     speed: float
     future: Future[FloatArray]
     session_id: str | None = None
+    is_marked: bool = False
     utterance: Utterance | None = None  # from its first step on
     is_dropped: bool = False  # its future may be resolved a moment later, without the lock
 

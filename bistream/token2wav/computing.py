@@ -153,7 +153,7 @@ class Computing:
         if isinstance(work, OfflineJob):
             outcome = work.step(self._renderer)
             is_done = outcome is not None
-            outcome = self._marking.utterance(outcome) if outcome is not None else None
+            outcome = self._marking.utterance(outcome, work.is_marked) if outcome is not None else None
         else:
             rendering = work.job.session.rendering
             assert rendering is not None

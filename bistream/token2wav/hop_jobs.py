@@ -29,7 +29,8 @@ MAX_HOP_TOKENS = 250  # 10 s; the hop policy sends at most half of it
 
 @dataclass(frozen=True)
 class Token2WavHop:
-    """New speech tokens of one session. prompt, seed and expected_speech_s are used in the first hop only, which must carry a prompt.
+    """New speech tokens of one session. prompt, seed, expected_speech_s and is_marked are used in the first hop only, which must carry a
+    prompt.
 
     playback_buffer_s: audio the listener has left; the session with the least is served first. expected_speech_s: of the whole session,
     for which its state is reserved, if that is less than the usual reservation; None: nobody knows. lookahead_tokens, speed: as in
@@ -45,6 +46,7 @@ class Token2WavHop:
     expected_speech_s: float | None = None
     lookahead_tokens: int | None = None
     speed: float = 1.0
+    is_marked: bool = False
 
 
 @dataclass(eq=False)
@@ -59,6 +61,7 @@ class AudioSession:
     seed: int
     last_active_s: float
     expected_speech_s: float | None = None
+    is_marked: bool = False
     jobs: deque[HopJob] = field(default_factory=deque)
     received_tokens: int = 0
     is_finalizing: bool = False  # its final hop was accepted

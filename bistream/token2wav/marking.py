@@ -22,45 +22,54 @@ logger = logging.getLogger(__name__)
 
 
 class Marking:
-    """mark: None where the server marks nothing; then everything stays as it is."""
+    """mark: None where the server marks nothing; then everything stays as it is. marks_all: also what does not ask for it."""
 
-    def __init__(self, mark: MarkFilter | None) -> None:
+    def __init__(self, mark: MarkFilter | None, marks_all: bool) -> None:
         self._mark = mark
+        self._marks_all = marks_all
 
     @classmethod
     def load(cls, config: RuntimeConfig, sizes: RendererSizes) -> Marking:
-        """Raises ``ConfigError`` where the watermark is on and its package is not installed."""
+        """Raises ``ConfigError`` where the server marks and the package of the watermark is not installed."""
         if config.watermark == "off":
-            return cls(None)
+            return cls(None, False)
         with phase("watermark"):
             from bistream.gpu.device import resolve_device  # noqa: PLC0415  (loads torch)
             from bistream.watermark.filter import MarkFilter  # noqa: PLC0415  (loads torch)
 
-            return cls(MarkFilter.load(sizes.sample_rate, sizes.samples_per_frame, resolve_device(config.device)))
+            mark = MarkFilter.load(sizes.sample_rate, sizes.samples_per_frame, resolve_device(config.device))
+            return cls(mark, config.watermark == "on")
 
     def hops(self, sessions: Sequence[AudioSession], outcomes: Sequence[Outcome]) -> list[Outcome]:
-        """The next outcomes of these sessions, every waveform with the mark."""
+        """The next outcomes of these sessions, every waveform that is to be marked with the mark."""
         if self._mark is None:
             return list(outcomes)
-        marks = [session.mark or self._mark.open() for session in sessions]
-        for session, mark in zip(sessions, marks, strict=True):
-            session.mark = mark
-        return _marked(self._mark, marks, outcomes)
+        for session in sessions:
+            if session.mark is None and (session.is_marked or self._marks_all):
+                session.mark = self._mark.open()
+        return _marked(self._mark, [session.mark for session in sessions], outcomes)
 
-    def utterance(self, outcome: Outcome) -> Outcome:
-        """A whole one."""
-        return outcome if self._mark is None else _marked(self._mark, [self._mark.open()], [outcome])[0]
+    def utterance(self, outcome: Outcome, is_marked: bool) -> Outcome:
+        """A whole one. is_marked: whether it asks for it."""
+        if self._mark is None or not (is_marked or self._marks_all):
+            return outcome
+        return _marked(self._mark, [self._mark.open()], [outcome])[0]
 
 
-def _marked(mark: MarkFilter, states: Sequence[MarkState], outcomes: Sequence[Outcome]) -> list[Outcome]:
-    heard = [(index, outcome) for index, outcome in enumerate(outcomes) if not isinstance(outcome, BistreamError)]
+def _marked(mark: MarkFilter, states: Sequence[MarkState | None], outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Outcomes without a state stay as they are."""
+    heard = [
+        (index, state, outcome)
+        for index, (state, outcome) in enumerate(zip(states, outcomes, strict=True))
+        if state is not None and not isinstance(outcome, BistreamError)
+    ]
     marked: Sequence[Outcome]
     try:
-        marked = mark.push([states[index] for index, _ in heard], [waveform for _, waveform in heard])
+        marked = mark.push([state for _, state, _ in heard], [waveform for _, _, waveform in heard])
     except Exception:
         logger.exception("laying the watermark over the speech failed")
         marked = [EngineError("Marking the speech failed; open a new session and try again.") for _ in heard]
     found = list(outcomes)
-    for (index, _), outcome in zip(heard, marked, strict=True):
+    for (index, _, _), outcome in zip(heard, marked, strict=True):
         found[index] = outcome
     return found

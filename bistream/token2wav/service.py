@@ -122,11 +122,17 @@ class Token2Wav:
         return future
 
     def synthesize(
-        self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int = 0, speed: float = 1.0, session_id: str | None = None
+        self,
+        token_ids: Sequence[int],
+        prompt: VoicePrompt,
+        seed: int = 0,
+        speed: float = 1.0,
+        session_id: str | None = None,
+        is_marked: bool = False,
     ) -> Future[FloatArray]:
         """A whole utterance at once with full attention, float32 [samples per frame * floor(frames / speed)]. Errors as in ``hop``.
 
-        session_id: by which ``cancel`` ends it.
+        session_id: by which ``cancel`` ends it. is_marked: as of a hop.
         """
         future = running_future()
         try:
@@ -140,7 +146,7 @@ class Token2Wav:
             with self._locked() as failures:
                 self._end_idle_sessions(failures)
                 self._admit_utterance(session_id)
-                self._schedule.background.add_utterance(OfflineJob(tokens, prompt, seed, speed, future, session_id))
+                self._schedule.background.add_utterance(OfflineJob(tokens, prompt, seed, speed, future, session_id, is_marked))
         except BistreamError as error:
             error.session_id = session_id
             settle(future, error)
@@ -231,7 +237,7 @@ class Token2Wav:
         check_prompt(self._renderer, hop.prompt)
         self._renderer.check_length(len(hop.prompt.speech_tokens) + len(hop.token_ids))
         self._admit()
-        session = AudioSession(hop.session_id, hop.prompt, hop.seed, self._clock(), hop.expected_speech_s)
+        session = AudioSession(hop.session_id, hop.prompt, hop.seed, self._clock(), hop.expected_speech_s, hop.is_marked)
         self._sessions[hop.session_id] = session
         return session
 

@@ -125,11 +125,13 @@ class SiblingToken2Wav:
             "speed": None if hop.speed == 1.0 else hop.speed,
         }
         if hop.prompt is not None:
-            values |= {**prompt_values(hop.prompt), "expected_speech_s": hop.expected_speech_s}
+            values |= {**prompt_values(hop.prompt), "expected_speech_s": hop.expected_speech_s, "is_marked": hop.is_marked}
         return await self._waveform(values)
 
-    async def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str) -> FloatArray:
-        values = {"session_id": session_id, "target_speech_tokens": tuple(token_ids), "seed": seed, "speed": speed}
+    async def synthesize(
+        self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str, is_marked: bool
+    ) -> FloatArray:
+        values = {"session_id": session_id, "target_speech_tokens": tuple(token_ids), "seed": seed, "speed": speed, "is_marked": is_marked}
         return await self._waveform({**values, "is_offline": True, **prompt_values(prompt)})
 
     async def cancel(self, session_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Lexicons by name, which vendors call pronunciation dictionaries, and of API keys: files of the operator's, read once."""
+"""Lexicons by name, which vendors call pronunciation dictionaries, and what API keys set: files of the operator's, read once."""
 
 from __future__ import annotations
 
@@ -45,8 +45,15 @@ class Lexicons:
         return {**values, "lexicon": joined_lexicon(str(values.get("lexicon", "")), *map(self._found, names))}
 
     def of_key(self, values: Values, name: str | None) -> Values:
-        """values: of a request with the key of this name, whose lexicon counts last. Raw text has none. Raises ``InvalidInputError``."""
-        lexicon = "" if self._keys is None else self._keys.lexicon_of(name)
+        """values: of a request with the key of this name, and with its mark; its lexicon counts last, and raw text has none.
+
+        Raises ``InvalidInputError``.
+        """
+        if self._keys is None:
+            return values
+        if self._keys.is_marked(name):
+            values = {**values, "is_marked": True}
+        lexicon = self._keys.lexicon_of(name)
         if not lexicon or values.get("text_normalization") == RAW:
             return values
         return {**values, "lexicon": joined_lexicon(str(values.get("lexicon", "")), lexicon)}

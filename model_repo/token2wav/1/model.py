@@ -65,6 +65,7 @@ class TritonPythonModel(SiblingModel):
                 expected_speech_s=inputs.value("expected_speech_s"),
                 lookahead_tokens=inputs.value("lookahead_tokens"),
                 speed=_speed(inputs),
+                is_marked=inputs.value("is_marked"),
             )
         )
 
@@ -73,7 +74,7 @@ class TritonPythonModel(SiblingModel):
         if prompt is None:
             raise InvalidInputError("The voice is missing; send prompt_spk_embedding (with prompt_speech_tokens and _feat) or speaker_id.")
         tokens = inputs.value("target_speech_tokens").tolist()
-        return self._token2wav.synthesize(tokens, prompt, inputs.value("seed"), _speed(inputs), session_id)
+        return self._token2wav.synthesize(tokens, prompt, inputs.value("seed"), _speed(inputs), session_id, inputs.value("is_marked"))
 
     def _prompt(self, inputs: Inputs) -> VoicePrompt | None:
         speaker_id = inputs.value("speaker_id")

@@ -99,10 +99,10 @@ def test_a_speed_goes_with_text_in_pieces(server: FakeServer, output: Path) -> N
 )
 def test_voice_and_manner_go_along(server: FakeServer, output: Path, given: dict[str, str]) -> None:
     words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
-    assert run(server, output, "--text", "Hi.", "--cross-lingual", *words) == 0
+    assert run(server, output, "--text", "Hi.", "--cross-lingual", "--marked", *words) == 0
     (request,) = server.received
     assert {name: request.inputs[name].decode() for name in given} == given
-    assert request.flag("is_cross_lingual") and "speed" not in request.inputs
+    assert request.flag("is_cross_lingual") and request.flag("is_marked") and "speed" not in request.inputs
 
 
 def test_an_error_of_the_server_is_exit_code_1(serve: Serve, output: Path, capsys: pytest.CaptureFixture[str]) -> None:

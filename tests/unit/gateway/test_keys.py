@@ -65,6 +65,8 @@ def test_anything_else_is_refused_without_saying_it(keys: Keys, headers: dict[st
         (f"{KEY}ü\n", "ASCII"),
         (f"{KEY} a\n{KEY} b\n", "twice"),
         (f"{KEY} a\n{OTHER} a\n", "twice"),
+        (f"{KEY} a watermark=off\n", "Line 1 of .* cannot be read"),
+        (f"{KEY} watermark=on a\n", "Line 1 of .* cannot be read"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, content: str, words: str) -> None:
@@ -84,8 +86,18 @@ def test_a_key_may_have_a_lexicon_beside_the_file(tmp_path: Path) -> None:
     assert [json.loads(keys.lexicon_of(name)) for name in names] == [{"SQL": "sequel"}] * 2
 
 
-def test_a_key_without_a_lexicon_has_none(keys: Keys) -> None:
+def test_a_key_without_settings_has_none(keys: Keys) -> None:
     assert keys.lexicon_of("anna's phone") == keys.lexicon_of(None) == ""
+    assert not keys.is_marked("anna's phone") and not keys.is_marked(None)
+
+
+def test_a_key_may_have_its_audio_marked(tmp_path: Path) -> None:
+    (tmp_path / "words.json").write_text('{"SQL":"sequel"}', encoding="utf-8")
+    (tmp_path / "keys").write_text(f"{KEY} anna's phone watermark=on  lexicon=words.json\n{OTHER}  watermark=on\n")
+    keys = Keys.read(tmp_path / "keys")
+    names = [keys.name_of({"x-api-key": key}) for key in (KEY, OTHER)]
+    assert names[0] == "anna's phone" and names[1].startswith("key-")
+    assert all(map(keys.is_marked, names)) and keys.lexicon_of(names[0]) and not keys.lexicon_of(names[1])
 
 
 @pytest.mark.parametrize(

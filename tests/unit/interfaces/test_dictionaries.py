@@ -86,6 +86,15 @@ def test_the_lexicon_of_a_key_counts_last(server: ReadyServer) -> None:
         assert "lexicon" not in server.received[-1].inputs
 
 
+def test_the_audio_of_a_marked_key_is_marked_whatever_the_request_says(server: ReadyServer) -> None:
+    keys = Keys({"a-key-of-ann": "ann", "a-key-of-bob": "bob"}, marked=["ann"])
+    with running(server.address, keys=keys, lexicons=Lexicons(keys=keys)) as front:
+        for name in ("ann", "bob"):
+            assert ask(front, "POST", *over_http(HTTP[0], is_marked=False), {"xi-api-key": f"a-key-of-{name}"})[0] == 200
+            start = server.received[-1]
+            assert ("is_marked" in start.inputs and start.flag("is_marked")) == (name == "ann")
+
+
 def naming(path: str, *names: str) -> dict[str, Any]:
     return {"pronunciation_dict_id": names[0]} if path == CARTESIA else {"pronunciation_dictionary_locators": locators(*names)}
 

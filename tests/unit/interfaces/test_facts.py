@@ -113,7 +113,7 @@ async def test_a_server_with_another_rate_than_the_first_is_never_chosen(server:
 
 
 async def test_files_of_a_server_that_marks_say_so_and_others_have_plain_headers(server: ReadyServer) -> None:
-    for watermark, comment in (("on", "synthetic speech"), ("off", "")):
+    for watermark, comment in (("on", "synthetic speech"), ("on_request", "synthetic speech"), ("off", "")):
         server.card = CARD | {"watermark": watermark}
         async with known(server) as servers:
             assert servers.comment == comment

@@ -238,7 +238,9 @@ class FakeToken2Wav:
             del self.open[hop.session_id]
         return np.arange(begin, max(begin, heard_samples(tokens, hop.finalize)), dtype=np.float32)
 
-    async def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str) -> FloatArray:
+    async def synthesize(
+        self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str, is_marked: bool
+    ) -> FloatArray:
         self.speeds.append(speed)
         if 0 in self.fails_at:
             raise self.fails_at[0]

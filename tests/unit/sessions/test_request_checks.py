@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bistream.config import RuntimeConfig
 from bistream.contract.field import Field
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import InvalidInputError
 from bistream.sessions.playback import weight_of
-from bistream.sessions.request_checks import TextLedger, check_append
+from bistream.sessions.request_checks import TextLedger, check_append, check_start
 from bistream.text.markup import MarkupReader
 from bistream.text.special_tokens import SPECIAL_TOKENS
-from tests.unit.sessions.fakes import request_of
+from tests.unit.sessions.fakes import request_of, start_request
 
 SETTINGS = settings(max_examples=20, deadline=None)
 CUTS = st.lists(st.integers(0, 60), max_size=6)
@@ -98,6 +99,16 @@ GIVEN = {"BYTES": "x", "BOOL": True, "FP32": 1.5}
 def test_an_append_cannot_change_what_belongs_to_the_start(field: Field) -> None:
     with pytest.raises(InvalidInputError, match=field.name):
         check_append(request_of(session_id="s", is_start=False, **{field.name: GIVEN[field.datatype]}))
+
+
+@pytest.mark.parametrize("watermark", ["off", "on_request", "on"])
+def test_a_mark_is_refused_where_it_would_be_missing(watermark: str) -> None:
+    config, marked = RuntimeConfig(watermark=watermark), start_request(is_marked=True)
+    if watermark == "off":
+        with pytest.raises(InvalidInputError, match="marks no audio"):
+            check_start(marked, config)
+    else:
+        assert check_start(marked, config).is_marked and not check_start(start_request(), config).is_marked
 
 
 def test_a_character_counts_with_its_first_byte() -> None:

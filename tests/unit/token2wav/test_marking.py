@@ -55,7 +55,7 @@ def test_hops_and_utterances_have_the_mark(model: str, request: pytest.FixtureRe
 
 def test_errors_stay_and_sessions_keep_their_own_state() -> None:
     taps = np.array([1.0, 0.5])  # an echo, one sample later
-    marking = Marking(MarkFilter(taps, 4, torch.device("cpu")))
+    marking = Marking(MarkFilter(taps, 4, torch.device("cpu")), marks_all=True)
     one, other = (AudioSession(name, SPARK_VOICE, 0, 0.0) for name in "ab")
     refused = InvalidInputError("refused")
     first: list[Any] = marking.hops([one, other], [np.array([0.2, 0.4, 0.6], np.float32), refused])
@@ -73,6 +73,18 @@ def test_a_failure_is_an_error_of_the_sessions_that_were_marked(monkeypatch: pyt
 
     monkeypatch.setattr(mark, "push", fail)
     refused = InvalidInputError("refused")
-    found = Marking(mark).hops([AudioSession(name, SPARK_VOICE, 0, 0.0) for name in "ab"], [refused, np.zeros(4, np.float32)])
+    marking = Marking(mark, marks_all=True)
+    found = marking.hops([AudioSession(name, SPARK_VOICE, 0, 0.0) for name in "ab"], [refused, np.zeros(4, np.float32)])
     assert found[0] is refused and isinstance(found[1], EngineError)
-    assert isinstance(Marking(mark).utterance(np.zeros(4, np.float32)), EngineError)
+    assert isinstance(marking.utterance(np.zeros(4, np.float32), is_marked=False), EngineError)
+
+
+def test_a_server_that_marks_on_request_marks_what_asks_for_it_and_nothing_else() -> None:
+    mark, sound = MarkFilter(np.array([1.0, 0.5]), 4, torch.device("cpu")), np.full(4, 0.2, np.float32)
+    marking = Marking(mark, marks_all=False)
+    asking, other = (AudioSession(name, SPARK_VOICE, 0, 0.0, is_marked=name == "a") for name in "ab")
+    found: list[Any] = marking.hops([other, asking], [sound, sound])
+    np.testing.assert_array_equal(found[0], sound)
+    np.testing.assert_allclose(found[1], [0.2, 0.3, 0.3, 0.3], atol=1e-6)
+    np.testing.assert_array_equal(marking.utterance(sound, is_marked=False), sound)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(marking.utterance(sound, is_marked=True), found[1])  # type: ignore[arg-type]

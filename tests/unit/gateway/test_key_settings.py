@@ -1,4 +1,4 @@
-"""An API key may have a lexicon: the gate adds it to the starts with this key, behind the request's own."""
+"""An API key may have a lexicon, which the gate adds to the starts with this key behind the request's own, and its audio marked."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.unit.gateway.rig import TIMEOUT_S, GateRig
 KEY, OTHER = "k" * 16, "l" * 16
 OF_KEY = {"SQL": "sequel", "Graz": "grahts"}
 KEYS = Keys({KEY: "anna", OTHER: "bert"}, {"anna": json.dumps(OF_KEY)})
+MARKED = Keys({KEY: "anna", OTHER: "bert"}, {"anna": json.dumps(OF_KEY)}, marked=["anna"])
 LEXICONS = st.dictionaries(st.sampled_from("Graz SQL Nguyen 重庆".split()), st.sampled_from(("one", "two", "虫庆")))
 
 
@@ -55,11 +56,21 @@ async def test_a_start_with_the_key_has_its_lexicon_behind_its_own() -> None:
 
 
 async def test_a_later_piece_has_none() -> None:
-    house = House(keys=KEYS)
+    house = House(keys=MARKED)
     client = house.client(key=KEY)
     await client.send(start("one", "x"))
     await client.send(append("one", "y"))
-    assert "lexicon" in house.last.tensors(0) and "lexicon" not in house.last.tensors(1)
+    for name in ("lexicon", "is_marked"):
+        assert name in house.last.tensors(0) and name not in house.last.tensors(1)
+
+
+@pytest.mark.parametrize("asked", [None, False, True])
+async def test_the_audio_of_a_marked_key_is_marked_whatever_the_start_says(asked: bool | None) -> None:
+    values: dict[str, Any] = {} if asked is None else {"is_marked": asked}
+    for key, is_marked in ((KEY, True), (OTHER, bool(asked))):
+        house = House(keys=MARKED)
+        await house.client(key=key).send(start("one", "x", **values))
+        assert house.last.tensors(0).get("is_marked", b"\0") == (b"\1" if is_marked else b"\0")
 
 
 @pytest.mark.parametrize(
