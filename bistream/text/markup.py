@@ -29,6 +29,7 @@ _SPELLED = frozenset(("characters", "spell-out", "verbatim", "digits"))
 _READ = frozenset("address cardinal currency date duration fraction measure name number telephone time unit".split())
 _ROOT = "ssml"  # stands around the text
 _ENTITY = re.compile(r"&[#\w.:-]*")
+_DECLARATION = re.compile(r"<\?xml\s[^<>]*\?>")  # which a text may begin with; its encoding says nothing, these are characters
 _TAG_BEGINNING = re.compile(r"<(?:[\w:/!?]|\Z)")
 
 
@@ -88,7 +89,8 @@ class MarkupReader:
 
     def _pass_waiting(self) -> None:
         waiting, self._waiting = self._waiting, ""
-        self._parse(waiting, is_end=False)
+        if self._came > len(waiting) or _DECLARATION.fullmatch(waiting) is None:
+            self._parse(waiting, is_end=False)
 
     def _parse(self, characters: str, is_end: bool) -> None:
         try:

@@ -27,7 +27,12 @@ SAY_AS = element("say-as", ' interpret-as="characters"')
 PIECES = st.one_of(
     PLAIN, BREAK, ENTITY, element("p"), element("s"), element("sub", ' alias="a b"'), SAY_AS, element("prosody", ' rate="80%"')
 )
-SSML = st.lists(PIECES, max_size=8).map("".join).flatmap(lambda text: st.sampled_from((text, f'<speak version="1.1">{text}</speak>')))
+DECLARED = '<?xml version="1.0"?>'
+SSML = (
+    st.lists(PIECES, max_size=8)
+    .map("".join)
+    .flatmap(lambda text: st.sampled_from((text, f'<speak version="1.1">{text}</speak>', f"{DECLARED}<speak>{text}</speak>")))
+)
 CUTS = st.lists(st.integers(0, 400), max_size=12)
 
 
@@ -95,6 +100,7 @@ def test_text_without_markup_is_the_plain_text_and_leaves_as_early(tokenizer: Te
         ('<sub alias="x"><prosody rate="fast">a</prosody></sub>', "x"),
         ("R&amp;D &lt;b> &#65;", "R&D <b> A"),
         ("<speak>\n  a\n</speak>", "   a "),
+        ('<?xml version="1.0" encoding="UTF-16"?>\n<speak xml:lang="de">ä</speak>', " ä"),
         ("<!-- no -->yes<![CDATA[<no>]]>", "yes<no>"),
     ],
 )
@@ -111,7 +117,9 @@ def test_what_is_said(text: str, said: str) -> None:
         ("3 < 5", "up to character 4"),
         ("&nbsp;", "undefined entity"),
         ('<!DOCTYPE a [<!ENTITY b "c">]><speak>&b;</speak>', "not well-formed"),
-        ('<?xml version="1.0"?><speak/>', "not at start"),
+        (' <?xml version="1.0"?><speak/>', "not at start"),
+        ('<?xml version="1.0"?><?xml version="1.0"?><speak/>', "not at start"),
+        ("<?xml", "not well-formed"),
         ("</ssml><ssml>", "not well-formed"),
         ("\x00", "not well-formed"),
         ('<audio src="x"/>', "SSML's audio is not known"),
@@ -171,7 +179,7 @@ def test_text_beside_breaks_has_no_blanks(tokenizer: TextTokenizer) -> None:
 FRAGMENTS = st.sampled_from(
     (
         *("<", ">", "</", "/>", "<speak>", "</speak>", "<break", ' time="1s"', "<sub", ' alias="a"', "</ssml>", "<ssml>", "&", "&amp;"),
-        *("&#xD800;", "]]>", "<![CDATA[", "<!--", "-->", "<?xml?>", "<!DOCTYPE a>", '"', "'", "=", "a", " ", "<p>", "</p>", "\x00"),
+        *("&#xD800;", "]]>", "<![CDATA[", "<!--", "-->", "<?xml?>", DECLARED, "<!DOCTYPE a>", '"', "'", "=", "a", " ", "<p>", "</p>", "\x00"),
     )
 )
 
