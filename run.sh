@@ -44,7 +44,7 @@ bash run.sh check         lint, formatting, types, import order, size report
 bash run.sh test          all tests that need no GPU; options of pytest, as for the next three
 bash run.sh test-clients  speaks with the vendors' own packages, and tests plugins/, in environments of their own
 bash run.sh test-gpu      tests that need a GPU, with PYTHON_GPU
-bash run.sh attack        attacks the real server for about half an hour and writes docs/reliability.md
+bash run.sh attack        attacks the real server for about half an hour and writes docs/log/reliability.md
 bash run.sh judges        installs the networks that judge a voice into build/judges
 bash run.sh evaluate      what MODEL_DIR sounds like in several forms -> build/evaluation.html; options of bistream evaluate
 bash run.sh START STOP [streaming|offline]    upstream's stages START to STOP, in one of its modes (default: streaming):

@@ -40,7 +40,7 @@ test_gpu() {
 attack() {
   setup_development
   BISTREAM_CHAOS_SECONDS=${BISTREAM_CHAOS_SECONDS:-60} python -m pytest -q tests/triton/{attacks,test_{gate,serve_all,chaos}.py} \
-    tests/unit/edge/test_attacks.py -m "slow or not slow" --timeout 2400 --long-attacks --reliability-report docs/reliability.md "$@"
+    tests/unit/edge/test_attacks.py -m "slow or not slow" --timeout 2400 --long-attacks --reliability-report docs/log/reliability.md "$@"
 }
 
 check() {

@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "attack(name, must): an attack on the server, a row of docs/reliability.md")
+    config.addinivalue_line("markers", "attack(name, must): an attack on the server, a row of docs/log/reliability.md")
     config.stash[ATTACKS] = {}
     if config.getoption("--reliability-report") is not None:
         config.stash[STARTED] = (time.monotonic(), os.getloadavg()[0], commit_name())

@@ -1,4 +1,4 @@
-"""What the attacks on the server were and what came out, and the report about them: ``docs/reliability.md``.
+"""What the attacks on the server were and what came out, and the report about them: ``docs/log/reliability.md``.
 
 A test with the marker ``attack`` gets an ``Attack`` by the fixture of the same name and adds to it. The report is made of these alone.
 """
