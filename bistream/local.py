@@ -56,8 +56,7 @@ class LocalVoice:
     def __init__(self, config: RuntimeConfig, times: StageTimes, language_model: SpeechTokenService | None = None) -> None:
         self._tokenizer = load_tokenizer(config)
         self._encoder = load_speakers(config)
-        self._times = times
-        self._language_model = language_model
+        self._times, self._language_model = times, language_model
 
     def prompt_speech_tokens(self, reference_wav: FloatArray) -> IntArray:
         with self._times.measure("voice"):
@@ -117,8 +116,7 @@ class LocalToken2Wav:
     """``ports.Token2WavPort``."""
 
     def __init__(self, config: RuntimeConfig, times: StageTimes) -> None:
-        session_s = unshared_session_s(config.max_sessions, config.flow_context_s)
-        self._service = Token2Wav(config, renderer=load_renderer(config, session_s))
+        self._service = Token2Wav(config, renderer=load_renderer(config, unshared_session_s(config.max_sessions, config.flow_context_s)))
         self._times = times
 
     async def hop(self, hop: Token2WavHop) -> FloatArray:

@@ -15,6 +15,7 @@ from gateway.refusals import UnauthenticatedError
 MIN_KEY_LENGTH = 16
 HEADERS = ("authorization", "x-api-key", "xi-api-key")
 _LEXICON, _MARKED = re.compile(r"(?:^|\s)lexicon="), re.compile(r"(?:^|\s)watermark=on\s*$")
+_LIKE_MARKED = re.compile(r"(?:^|\s)watermark\s*(?:[=:]|$)", re.IGNORECASE)  # a slip of the pen, not a name
 _MISSING = "No valid API key came with the request; send one as `authorization: Bearer KEY` or `x-api-key: KEY`."
 
 
@@ -71,7 +72,7 @@ class Keys:
                 raise ConfigError(f"The API key in line {number} of {path} has fewer than {MIN_KEY_LENGTH} characters; use a longer one.")
             given, *files = _LEXICON.split("".join(words[1:]), maxsplit=1)
             given, is_marked = _MARKED.subn("", given)
-            if "watermark=" in given:
+            if any(map(_LIKE_MARKED.search, (given, *files))):
                 raise ConfigError(f"Line {number} of {path} cannot be read; write KEY [NAME] [watermark=on] [lexicon=FILE].")
             name = given.strip() or f"key-{_digest(words[0]).hex()[:8]}"  # the same wherever it stands
             if words[0] in names or name in names.values():

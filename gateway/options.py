@@ -39,7 +39,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> GateSettings:
 
 def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     """What the gate asks of its clients: keys, TLS and limits. Whoever starts a gate offers the same options under the same names."""
-    parser.add_argument("--keys-file", type=Path, help="API keys, KEY [NAME] [watermark=on] [lexicon=FILE] per line; without it all enter")
+    parser.add_argument("--keys-file", type=Path, help="API keys, KEY [NAME] [watermark=on] [lexicon=FILE] per line; without it: no keys")
     parser.add_argument(
         "--behind-proxy", action="store_true", help="clients come through a proxy, which says their addresses (x-client-address)"
     )

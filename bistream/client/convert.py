@@ -19,7 +19,7 @@ from bistream.client.exit_codes import EXIT_USAGE, fail
 from bistream.client.opening import START_ARGUMENTS
 from bistream.client.report import SessionReport
 from bistream.client.say import add_session_arguments, check_session, receive, run
-from bistream.client.voice_options import LABELS, add_options, given_inputs
+from bistream.client.voice_options import LABELS, add_flags, add_options, given_inputs
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 
 
@@ -32,6 +32,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--reference-audio", metavar="FILE", help="a recording of the voice to say it in, 0.5 to 30 s")
     parser.add_argument("--reference-text", help="transcript of that recording; not needed")
     parser.add_argument("--speaker-id", help="a registered voice or a preset of the model, instead of a recording")
+    add_flags(parser, "is_marked")
     add_options(parser, (*LABELS, "seed", "speed"))
     add_session_arguments(parser)
     options = parser.parse_args(arguments)

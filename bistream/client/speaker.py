@@ -30,7 +30,6 @@ class Speaker:
     speaking_rate: str | None = None
     instruct_text: str | None = None
     is_cross_lingual: bool = False
-    is_marked: bool = False
     seed: int | None = None
     temperature: float | None = None
     top_k: int | None = None
@@ -39,6 +38,7 @@ class Speaker:
     text_normalization: str | None = "+markdown"
     text_type: str | None = None
     lexicon: str | Mapping[str, str | Mapping[str, str]] | None = None
+    is_marked: bool = False
 
     def __post_init__(self) -> None:
         if sum(voice is not None for voice in (self.speaker_id, self.reference_wav, self.gender)) != 1:

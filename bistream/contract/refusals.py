@@ -63,6 +63,10 @@ def has_no_speed() -> InvalidInputError:
     return InvalidInputError("This model has no speed; leave it out, or set it to 1.")
 
 
+def marks_nothing() -> InvalidInputError:
+    return InvalidInputError("The request or its API key asks for the watermark; have the server started with watermark=on_request.")
+
+
 def hash_differs() -> InvalidInputError:
     return InvalidInputError("reference_hash does not fit reference_wav and reference_text; correct it, or leave it out.")
 

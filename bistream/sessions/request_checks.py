@@ -12,7 +12,7 @@ from bistream.config import RuntimeConfig
 from bistream.contract.checks import SSML, check_instruction_length, check_speed, check_text_length, count_characters, is_instruction
 from bistream.contract.codec import check_values, flat_values
 from bistream.contract.fields import COSYVOICE2_BISTREAM
-from bistream.contract.refusals import has_no_speed, not_utf8, takes_no_labels, text_has_ended, text_is_empty
+from bistream.contract.refusals import has_no_speed, marks_nothing, not_utf8, takes_no_labels, text_has_ended, text_is_empty
 from bistream.errors import InvalidInputError
 from bistream.sessions.playback import SpokenEffort
 from bistream.sessions.ports import BistreamRequest, SessionKey
@@ -148,7 +148,7 @@ def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard
     _check_speed(request, card)
     _check_hash(request)
     if request.is_marked and config.watermark == "off":
-        raise InvalidInputError("This server marks no audio; leave is_marked out, or have it started with watermark=on_request.")
+        raise marks_nothing()
     labels = _check_labels(request, card)
     speaker_id = None if labels is not None else _check_speaker(request, config)
     reference_wav, reference_text = (None, "") if request.reference_wav is None else _check_reference(request, config)

@@ -89,7 +89,9 @@ class MarkupReader:
 
     def _pass_waiting(self) -> None:
         waiting, self._waiting = self._waiting, ""
-        if self._came > len(waiting) or _DECLARATION.fullmatch(waiting) is None:
+        if waiting == "\ufeff" and self._came == 1:
+            self._came = 0  # a byte-order mark stands before the text
+        elif self._came > len(waiting) or _DECLARATION.fullmatch(waiting) is None:
             self._parse(waiting, is_end=False)
 
     def _parse(self, characters: str, is_end: bool) -> None:

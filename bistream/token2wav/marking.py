@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bistream.config import RuntimeConfig
+from bistream.contract.refusals import marks_nothing
 from bistream.errors import BistreamError, EngineError
 from bistream.processes.start_phases import phase
 from bistream.token2wav.hop_jobs import AudioSession
@@ -39,6 +40,11 @@ class Marking:
 
             mark = MarkFilter.load(sizes.sample_rate, sizes.samples_per_frame, resolve_device(config.device))
             return cls(mark, config.watermark == "on")
+
+    def check(self, is_marked: bool) -> None:
+        """Raises ``InvalidInputError`` where what asks for the mark would be without it."""
+        if is_marked and self._mark is None:
+            raise marks_nothing()
 
     def hops(self, sessions: Sequence[AudioSession], outcomes: Sequence[Outcome]) -> list[Outcome]:
         """The next outcomes of these sessions, every waveform that is to be marked with the mark."""

@@ -86,8 +86,8 @@ class Token2Wav:
         self._capacity = CapacityMeter(LONG_BATCH_S, max_hops, config.capacity_audio_s_per_s)
         metrics = HopMetrics(recorder or Recorder(), self._queued, self._pools, lambda: self._capacity.audio_s_per_s)
         pace = BatchPace(FIRST_TOKENS_PER_S)
-        marking = Marking.load(config, self._renderer.sizes)
-        self._computing = Computing(self._renderer, clock, self._capacity, pace, marking, metrics.batch)  # used by the worker only
+        self._marking = Marking.load(config, self._renderer.sizes)
+        self._computing = Computing(self._renderer, clock, self._capacity, pace, self._marking, metrics.batch)  # used by the worker only
         self._claims = gpu_claims or GpuClaims()
         rules = BatchRules(pace, max_hops)
         self._schedule = Schedule(rules, self._computing.share, metrics.decided, self._claims.waits)
@@ -143,6 +143,7 @@ class Token2Wav:
             self._renderer.check_length(len(prompt.speech_tokens) + len(tokens))
             check_speed(self._renderer, speed)
             check_prompt(self._renderer, prompt)
+            self._marking.check(is_marked)
             with self._locked() as failures:
                 self._end_idle_sessions(failures)
                 self._admit_utterance(session_id)
@@ -235,6 +236,7 @@ class Token2Wav:
         if hop.prompt is None:
             raise UnknownSessionError("No live session has this id (ended or never started); begin with a hop that carries a voice prompt.")
         check_prompt(self._renderer, hop.prompt)
+        self._marking.check(hop.is_marked)
         self._renderer.check_length(len(hop.prompt.speech_tokens) + len(hop.token_ids))
         self._admit()
         session = AudioSession(hop.session_id, hop.prompt, hop.seed, self._clock(), hop.expected_speech_s, hop.is_marked)

@@ -19,7 +19,7 @@ LIST_INPUT = "is_voice_list"
 @dataclass(frozen=True)
 class ServerFacts:
     """Defaults: of a server that says nothing. languages: as in ``ModelCard``. lists_voices: it tells ``voices``, the default first.
-    max_text_chars: of a session. sample_rate: None: not known yet. is_marked: its audio has the watermark."""
+    max_text_chars: of a session. sample_rate: None: not known yet. is_marked: its audio may have the watermark."""
 
     languages: frozenset[str] = frozenset()
     can_be_instructed: bool = True

@@ -15,6 +15,7 @@ from interfaces.protocols.actions import Action
 MAX_JSON_DEPTH = 16
 MAX_NAME_CHARS = 128
 READING = ("text_normalization", "text_type", "lexicon")
+_FLAGS = {True: True, False: False, "true": True, "false": False}  # in JSON, and in an address
 
 
 class JsonProtocol(abc.ABC):
@@ -105,10 +106,16 @@ def objects_in(message: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def reading_in(message: dict[str, Any]) -> Values:
-    """Our own fields for how a text is read; a lexicon may be an object. Raises ``InvalidInputError``."""
-    lexicon = message.get("lexicon")
+    """Our own fields for how a text is read; a lexicon may be an object. And whether its audio gets the watermark.
+
+    Raises ``InvalidInputError``.
+    """
+    lexicon, is_marked = message.get("lexicon"), message.get("is_marked")
     written = {**message, "lexicon": written_lexicon(lexicon) if isinstance(lexicon, dict) else lexicon}
-    return {name: value for name in READING if (value := text_in(written, name)) is not None}
+    if is_marked not in (None, *_FLAGS):
+        raise InvalidInputError("is_marked must be true or false; correct it.")
+    read: Values = {name: value for name in READING if (value := text_in(written, name)) is not None}
+    return {**read, "is_marked": True} if _FLAGS.get(is_marked) else read
 
 
 def _depth(value: Any) -> int:

@@ -35,11 +35,12 @@ class Body(BaseModel):
 
 
 class ReadBody(Body):
-    """With our own fields for how a text is read."""
+    """With our own fields for how a text is read, and whether its audio gets the watermark."""
 
     text_normalization: str | None = None
     lexicon: str | dict[str, Any] | None = None
     text_type: str | None = None
+    is_marked: bool | None = None
 
     @property
     def reading(self) -> Values:

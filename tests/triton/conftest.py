@@ -134,8 +134,8 @@ def serve(folder: Path, model_dir: Path, **settings: str) -> Generator[TritonSer
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, brief_model_dir: Path) -> Iterator[TritonServer]:
-    """All models; ``cosyvoice2`` streams."""
-    yield from serve(tmp_path_factory.mktemp("streaming"), brief_model_dir)
+    """All models; ``cosyvoice2`` streams. It marks on request."""
+    yield from serve(tmp_path_factory.mktemp("streaming"), brief_model_dir, watermark="on_request")
 
 
 @pytest.fixture(scope="session")

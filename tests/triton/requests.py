@@ -24,6 +24,7 @@ SCALAR_TYPES: dict[str, type[np.generic]] = {
     "reference_wav_len": np.int32,
     "source_wav_len": np.int32,
     "is_cross_lingual": np.bool_,
+    "is_marked": np.bool_,
     "is_start": np.bool_,
     "is_end": np.bool_,
     "is_cancel": np.bool_,

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from bistream.client.connection import INSECURE
 from bistream.client.inquiry import Inquiry
 from bistream.contract.voices import ListedVoice
-from tests.formats import SAMPLES_PER_TOKEN
+from bistream.watermark.filter import MarkFilter
+from tests.formats import SAMPLE_RATE, SAMPLES_PER_MEL_FRAME, SAMPLES_PER_TOKEN
 from tests.triton.conftest import WAIT_TIMEOUT_S
 from tests.triton.requests import Stream, ask
 from tests.triton.test_sessions import check_audio
@@ -34,6 +36,18 @@ def test_a_whole_text(grpc_url: str, reference_wav: NDArray[np.float32], model: 
     ]
     assert [answer.error for answer in heard] == [None] * 3
     assert all(answer.waveform.size and answer.waveform.size % SAMPLES_PER_TOKEN == 0 for answer in heard)
+
+
+@pytest.mark.parametrize("model", [MODEL, "cosyvoice2"])
+def test_what_asks_for_the_watermark_is_marked_and_nothing_else(grpc_url: str, model: str) -> None:
+    plain, marked, other = (
+        ask(grpc_url, model, target_text="Hi there, once more.", speaker_id=PRESET, **asked).waveform
+        for asked in ({}, {"is_marked": True}, {"is_marked": False})
+    )
+    mark = MarkFilter.load(SAMPLE_RATE, SAMPLES_PER_MEL_FRAME, torch.device("cpu"))
+    np.testing.assert_array_equal(other, plain)
+    np.testing.assert_allclose(marked, mark.push([mark.open()], [plain])[0], atol=1e-5)
+    assert np.abs(marked - plain).max() > 1e-3
 
 
 def test_text_in_pieces_as_instructed(grpc_url: str, reference_wav: NDArray[np.float32]) -> None:

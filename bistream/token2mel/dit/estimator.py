@@ -129,7 +129,7 @@ class DitBlock(nn.Module):
     def _keys_values(self, x: Tensor, memory: StepMemory) -> Tensor:
         """[B, T, dim] -> [B, K, 2 * inner], those of the context first."""
         rows, linear = memory.extend_attention(x), self.to_keys_values
-        if self.context_weight.scales is None:
+        if self.context_weight.scales is None or rows.shape[1] == x.shape[1]:
             return linear(rows)  # type: ignore[no-any-return]
         context = F.linear(rows[:, : rows.shape[1] - x.shape[1]], self.context_weight.numbers().to(x.dtype), linear.bias)
         return torch.cat([context, linear(x)], dim=1)

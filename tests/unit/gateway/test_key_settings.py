@@ -97,10 +97,10 @@ async def test_a_lexicon_that_is_too_large_with_the_keys_is_refused() -> None:
 
 
 def test_a_whole_text_in_one_call_has_it_too() -> None:
-    with GateRig(keys=KEYS) as rig:
+    with GateRig(keys=MARKED) as rig:
         channel, stub = rig.stub()
         with channel:
             stub.ModelInfer(message(OFFLINE, target_text="x"), timeout=TIMEOUT_S, metadata=[("x-api-key", KEY)])
         (request,) = rig.server.unary_requests
         raw = {tensor.name: raw for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)}
-        assert json.loads(raw["lexicon"][4:]) == OF_KEY
+        assert json.loads(raw["lexicon"][4:]) == OF_KEY and raw["is_marked"] == b"\1"

@@ -67,6 +67,9 @@ def test_anything_else_is_refused_without_saying_it(keys: Keys, headers: dict[st
         (f"{KEY} a\n{OTHER} a\n", "twice"),
         (f"{KEY} a watermark=off\n", "Line 1 of .* cannot be read"),
         (f"{KEY} watermark=on a\n", "Line 1 of .* cannot be read"),
+        (f"{KEY} a Watermark = on\n", "Line 1 of .* cannot be read"),
+        (f"{KEY} a watermark\n", "Line 1 of .* cannot be read"),
+        (f"{KEY} a lexicon=words.json watermark=on\n", "Line 1 of .* cannot be read"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, content: str, words: str) -> None:

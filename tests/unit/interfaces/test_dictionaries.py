@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,10 +90,10 @@ def test_the_lexicon_of_a_key_counts_last(server: ReadyServer) -> None:
 def test_the_audio_of_a_marked_key_is_marked_whatever_the_request_says(server: ReadyServer) -> None:
     keys = Keys({"a-key-of-ann": "ann", "a-key-of-bob": "bob"}, marked=["ann"])
     with running(server.address, keys=keys, lexicons=Lexicons(keys=keys)) as front:
-        for name in ("ann", "bob"):
-            assert ask(front, "POST", *over_http(HTTP[0], is_marked=False), {"xi-api-key": f"a-key-of-{name}"})[0] == 200
+        for name, asked in itertools.product(("ann", "bob"), (False, True)):
+            assert ask(front, "POST", *over_http(HTTP[0], is_marked=asked), {"xi-api-key": f"a-key-of-{name}"})[0] == 200
             start = server.received[-1]
-            assert ("is_marked" in start.inputs and start.flag("is_marked")) == (name == "ann")
+            assert ("is_marked" in start.inputs and start.flag("is_marked")) == (asked or name == "ann")
 
 
 def naming(path: str, *names: str) -> dict[str, Any]:

@@ -202,6 +202,7 @@ class FakeToken2Wav:
         self.hops: list[Token2WavHop] = []
         self.renewals: queue.SimpleQueue[Token2WavHop] = queue.SimpleQueue()
         self.speeds: list[float] = []
+        self.marked: list[bool] = []  # whole utterances
         self.cancels = 0
         self.fails_at: dict[int, Exception] = {}
         self.gates: dict[int, threading.Event] = {}  # hop index -> the event it waits for
@@ -242,6 +243,7 @@ class FakeToken2Wav:
         self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str, is_marked: bool
     ) -> FloatArray:
         self.speeds.append(speed)
+        self.marked.append(is_marked)
         if 0 in self.fails_at:
             raise self.fails_at[0]
         if 0 in self.gates:

@@ -105,7 +105,7 @@ def test_an_append_cannot_change_what_belongs_to_the_start(field: Field) -> None
 def test_a_mark_is_refused_where_it_would_be_missing(watermark: str) -> None:
     config, marked = RuntimeConfig(watermark=watermark), start_request(is_marked=True)
     if watermark == "off":
-        with pytest.raises(InvalidInputError, match="marks no audio"):
+        with pytest.raises(InvalidInputError, match="watermark=on_request"):
             check_start(marked, config)
     else:
         assert check_start(marked, config).is_marked and not check_start(start_request(), config).is_marked

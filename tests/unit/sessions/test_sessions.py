@@ -14,7 +14,7 @@ from bistream.token2wav.load_report import LoadReport
 from bistream.types import FinishReason, GenerationOptions, SpeechTokens
 from tests.formats import CHUNK_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN
 from tests.unit.sessions.fakes import WAIT_S, append_request, start_request
-from tests.unit.sessions.house import House, assert_whole, tokens_of
+from tests.unit.sessions.house import House, assert_whole, house_with, tokens_of
 
 
 def test_one_request_is_one_session(house: House) -> None:
@@ -116,6 +116,15 @@ def test_a_text_without_speech_is_a_short_silence(house: House, offline: bool) -
     assert len(chunk.waveform) == round(SILENCE_S * SAMPLE_RATE) and not chunk.waveform.any()
     assert (chunk.text_consumed, chunk.text_position) == (3, 3)
     assert not house.models.token2wav.hops and not house.models.token2wav.speeds
+
+
+@house_with(watermark="on_request")
+@pytest.mark.parametrize("is_marked", [False, True])
+@pytest.mark.parametrize("offline", [False, True])
+def test_what_asks_for_the_watermark_says_so_to_token2wav(house: House, offline: bool, is_marked: bool) -> None:
+    assert house.send(start_request("Hello world.", is_offline=offline, is_marked=is_marked)).wait() is None
+    token2wav = house.models.token2wav
+    assert (token2wav.marked if offline else [token2wav.hops[0].is_marked]) == [is_marked]
 
 
 @pytest.mark.parametrize("speed", [2.0, 1.0])

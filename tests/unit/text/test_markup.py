@@ -100,6 +100,7 @@ def test_text_without_markup_is_the_plain_text_and_leaves_as_early(tokenizer: Te
         ('<sub alias="x"><prosody rate="fast">a</prosody></sub>', "x"),
         ("R&amp;D &lt;b> &#65;", "R&D <b> A"),
         ("<speak>\n  a\n</speak>", "   a "),
+        ('\ufeff<?xml version="1.0"?><speak>a</speak>', "a"),
         ('<?xml version="1.0" encoding="UTF-16"?>\n<speak xml:lang="de">ä</speak>', " ä"),
         ("<!-- no -->yes<![CDATA[<no>]]>", "yes<no>"),
     ],

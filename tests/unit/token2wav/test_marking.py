@@ -26,31 +26,45 @@ SPARK_VOICE = VoicePrompt("", np.zeros(0, np.int32), np.zeros((0, 0), np.float32
 TIMEOUT_S = 120.0
 
 
-def heard(config: RuntimeConfig, renderer: SpeechRenderer, voice: VoicePrompt) -> tuple[list[FloatArray], FloatArray]:
-    """Of hops, and of a whole utterance."""
+def heard(config: RuntimeConfig, renderer: SpeechRenderer, voice: VoicePrompt, asks: bool = False) -> tuple[list[FloatArray], FloatArray]:
+    """Of hops, and of a whole utterance. asks: for the mark."""
     service = Token2Wav(config, renderer=renderer)
-    futures = [service.hop(Token2WavHop("a", tokens, tokens is HOPS[-1], voice if tokens is HOPS[0] else None, seed=3)) for tokens in HOPS]
+    voices = (voice, *[None] * (len(HOPS) - 1))
+    futures = [
+        service.hop(Token2WavHop("a", tokens, tokens is HOPS[-1], first, seed=3, is_marked=asks and first is not None))
+        for tokens, first in zip(HOPS, voices, strict=True)
+    ]
     hops = [future.result(TIMEOUT_S) for future in futures]
-    utterance = service.synthesize(HOPS[-1], voice, seed=3).result(TIMEOUT_S)
+    utterance = service.synthesize(HOPS[-1], voice, seed=3, is_marked=asks).result(TIMEOUT_S)
     service.close()
     return hops, utterance
 
 
-@pytest.mark.parametrize("model", ["tiny_model_dir", "tiny_cosyvoice3_dir", "tiny_spark_dir"])
-def test_hops_and_utterances_have_the_mark(model: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    ("model", "watermark"),
+    [("tiny_model_dir", "on"), ("tiny_model_dir", "on_request"), ("tiny_cosyvoice3_dir", "on"), ("tiny_spark_dir", "on")],
+)
+def test_hops_and_utterances_have_the_mark(model: str, watermark: str, request: pytest.FixtureRequest) -> None:
     model_dir: Path = request.getfixturevalue(model)
     rate, voice = (16_000, SPARK_VOICE) if model == "tiny_spark_dir" else (24_000, COSYVOICE_VOICE)
     mark = MarkFilter.load(rate, rate // 50, torch.device("cpu"))
     config = RuntimeConfig(model_dir=str(model_dir), device="cpu", flow_state_mb=64, max_sessions=4, num_threads=1)
     renderer = load_renderer(config)
-    plain, plain_whole = heard(config, renderer, voice)
-    marked, marked_whole = heard(replace(config, watermark="on"), renderer, voice)
+    plain, plain_whole = heard(replace(config, watermark="off" if watermark == "on" else watermark), renderer, voice)
+    marked, marked_whole = heard(replace(config, watermark=watermark), renderer, voice, asks=watermark == "on_request")
     assert [len(each) for each in plain] == [len(each) for each in marked]
     state = mark.open()
     expected = np.concatenate([mark.push([state], [waveform])[0] for waveform in (plain[0], np.concatenate(plain[1:]))])
     np.testing.assert_array_equal(np.concatenate(marked), expected)  # later hops end between blocks: no bit depends on them
     np.testing.assert_array_equal(marked_whole, mark.push([mark.open()], [plain_whole])[0])
     assert not np.array_equal(expected, np.concatenate(plain))
+
+
+def test_a_service_without_the_mark_refuses_what_asks_for_it() -> None:
+    marking = Marking(None, marks_all=False)
+    marking.check(is_marked=False)
+    with pytest.raises(InvalidInputError, match="watermark=on_request"):
+        marking.check(is_marked=True)
 
 
 def test_errors_stay_and_sessions_keep_their_own_state() -> None:
