@@ -28,7 +28,7 @@ from bistream.token2mel.state_budget import unshared_session_s
 from bistream.token2wav.factory import load_renderer
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2Wav, Token2WavHop
-from bistream.types import AudioChunk, FloatArray, GenerationOptions, IntArray, SpeakerFeatures, SpeechTokens, VoicePrompt
+from bistream.types import AudioChunk, AudioOptions, FloatArray, GenerationOptions, IntArray, SpeakerFeatures, SpeechTokens, VoicePrompt
 from bistream.voice.factory import load_speakers, load_tokenizer
 
 DEFAULT_OPTIONS = GenerationOptions()
@@ -124,10 +124,10 @@ class LocalToken2Wav:
             return await asyncio.wrap_future(self._service.hop(hop))
 
     async def synthesize(
-        self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str, is_marked: bool
+        self, token_ids: Sequence[int], prompt: VoicePrompt, audio: AudioOptions, speed: float, session_id: str
     ) -> FloatArray:
         with self._times.measure("token2wav"):
-            return await asyncio.wrap_future(self._service.synthesize(token_ids, prompt, seed, speed, session_id, is_marked))
+            return await asyncio.wrap_future(self._service.synthesize(token_ids, prompt, audio, speed, session_id))
 
     async def cancel(self, session_id: str) -> None:
         self._service.cancel(session_id)

@@ -41,6 +41,17 @@ class GenerationOptions:
     text_type: str | None = None
 
 
+@dataclass(frozen=True)
+class AudioOptions:
+    """What a request says to token2wav beside voice and speed; it passes from the orchestrator to the model as one object.
+
+    seed: that of ``GenerationOptions``. is_marked: the audio gets the watermark.
+    """
+
+    seed: int = 0
+    is_marked: bool = False
+
+
 class TokenDemand(int):
     """How many speech tokens are useful to a caller now, and how urgent they are.
 

@@ -14,7 +14,7 @@ from bistream.text2token.one_table.prompts import Labels
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
-from bistream.types import AudioChunk, FloatArray, GenerationOptions, IntArray, SpeakerFeatures, SpeechTokens, VoicePrompt
+from bistream.types import AudioChunk, AudioOptions, FloatArray, GenerationOptions, IntArray, SpeakerFeatures, SpeechTokens, VoicePrompt
 
 
 class VoicePort(Protocol):
@@ -59,7 +59,7 @@ class Token2WavPort(Protocol):
         """The next waveform of a session, float32 [N]; after ``finalize`` it is gone. Raises ``BistreamError``."""
 
     async def synthesize(
-        self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str, is_marked: bool
+        self, token_ids: Sequence[int], prompt: VoicePrompt, audio: AudioOptions, speed: float, session_id: str
     ) -> FloatArray:
         """A whole utterance at once, with full attention. Lasts until a ``cancel`` at most; raises ``BistreamError``."""
 

@@ -20,7 +20,7 @@ from bistream.text.markup import MarkupReader, blanked, plain
 from bistream.text.scripts import ScriptGuard
 from bistream.text.speakable import SpeakableText
 from bistream.text2token.one_table.prompts import Labels
-from bistream.types import FloatArray, GenerationOptions, VoicePrompt
+from bistream.types import AudioOptions, FloatArray, GenerationOptions, VoicePrompt
 from bistream.voice.reference_audio import check_reference_audio
 
 DEFAULT_CARD = ModelCard()
@@ -118,8 +118,8 @@ class SessionStart:
     key: the client's id and secret; ``None`` for a session of a single request. reference_wav: float32 [N] at 16 kHz, checked and cut to
     its true length, with its transcript (empty: none); without it, speaker_id names a registered voice, reference_hash one that was heard
     before, or labels and the seed make one. voice: already found by that hash (``Voices.find``). offline: the flow's whole-utterance path.
-    is_cross_lingual: see ``voice/manner.py``. is_marked: its audio has the watermark, whether all has it or not. source_wav: float32 [N] at
-    16 kHz, checked and cut; its words are spoken, and there is no text."""
+    is_cross_lingual: see ``voice/manner.py``. audio: for token2wav. source_wav: float32 [N] at 16 kHz, checked and cut; its words are
+    spoken, and there is no text."""
 
     key: SessionKey | None
     text: bytes
@@ -133,7 +133,7 @@ class SessionStart:
     reference_hash: str | None = None
     voice: VoicePrompt | None = None
     is_cross_lingual: bool = False
-    is_marked: bool = False
+    audio: AudioOptions = AudioOptions()
     source_wav: FloatArray | None = None
     labels: Labels | None = None
 
@@ -164,7 +164,7 @@ def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard
         offline=request.is_offline,
         reference_hash=request.reference_hash,
         is_cross_lingual=request.is_cross_lingual,
-        is_marked=request.is_marked,
+        audio=AudioOptions(request.options.seed, request.is_marked),
         source_wav=_check_source(request, config),
         labels=labels,
     )

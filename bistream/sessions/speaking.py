@@ -168,7 +168,7 @@ class SessionRun:
         session.own(TOKEN2WAV, self._cancel_hops)
         self._pacing.sends(len(token_ids))
         start, token2wav = session.start, self._services.ports.token2wav
-        waveform = await token2wav.synthesize(token_ids, prompt, start.options.seed, start.speed, session.port_id, start.is_marked)
+        waveform = await token2wav.synthesize(token_ids, prompt, start.audio, start.speed, session.port_id)
         session.disown(TOKEN2WAV)
         for begin in range(0, len(waveform), OFFLINE_CHUNK_SAMPLES):
             end = begin + OFFLINE_CHUNK_SAMPLES

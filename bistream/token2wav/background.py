@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from bistream.token2wav.hop_jobs import HopJob
 from bistream.token2wav.renderer import Outcome, SpeechRenderer, Utterance
-from bistream.types import FloatArray, VoicePrompt
+from bistream.types import AudioOptions, FloatArray, VoicePrompt
 
 SHARE = 0.2  # of the computing time while hops wait
 MAX_CREDIT_S = 0.05  # of background time saved up: the longest run of steps that a hop may have to wait for
@@ -54,11 +54,10 @@ class OfflineJob:
 
     token_ids: list[int]
     prompt: VoicePrompt
-    seed: int
+    audio: AudioOptions
     speed: float
     future: Future[FloatArray]
     session_id: str | None = None
-    is_marked: bool = False
     utterance: Utterance | None = None  # from its first step on
     is_dropped: bool = False  # its future may be resolved a moment later, without the lock
 
@@ -70,7 +69,7 @@ class OfflineJob:
         """One step; the outcome with the last one."""
         utterance = self.utterance  # which a cancel may take away meanwhile
         if utterance is None:
-            utterance = self.utterance = renderer.begin_utterance(self.token_ids, self.prompt, self.seed, self.speed)
+            utterance = self.utterance = renderer.begin_utterance(self.token_ids, self.prompt, self.audio.seed, self.speed)
         return utterance.step()
 
 

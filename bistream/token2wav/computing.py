@@ -100,7 +100,7 @@ class Computing:
         return batch
 
     def _open(self, session: AudioSession) -> Rendering:
-        return self._renderer.open(session.prompt, session.seed, session.expected_speech_s)
+        return self._renderer.open(session.prompt, session.audio.seed, session.expected_speech_s)
 
     def step(self, batch: HopBatch) -> None:
         """One step of a batch in progress."""
@@ -153,7 +153,7 @@ class Computing:
         if isinstance(work, OfflineJob):
             outcome = work.step(self._renderer)
             is_done = outcome is not None
-            outcome = self._marking.utterance(outcome, work.is_marked) if outcome is not None else None
+            outcome = self._marking.utterance(outcome, work.audio) if outcome is not None else None
         else:
             rendering = work.job.session.rendering
             assert rendering is not None

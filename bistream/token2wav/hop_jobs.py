@@ -18,7 +18,7 @@ from bistream.contract import checks
 from bistream.contract.refusals import has_no_speed
 from bistream.errors import BistreamError, InvalidInputError
 from bistream.token2wav.renderer import Rendering, SpeechRenderer
-from bistream.types import FloatArray, VoicePrompt
+from bistream.types import AudioOptions, FloatArray, VoicePrompt
 
 if TYPE_CHECKING:
     from bistream.watermark.filter import MarkState
@@ -29,8 +29,7 @@ MAX_HOP_TOKENS = 250  # 10 s; the hop policy sends at most half of it
 
 @dataclass(frozen=True)
 class Token2WavHop:
-    """New speech tokens of one session. prompt, seed, expected_speech_s and is_marked are used in the first hop only, which must carry a
-    prompt.
+    """New speech tokens of one session. prompt, audio and expected_speech_s are used in the first hop only, which must carry a prompt.
 
     playback_buffer_s: audio the listener has left; the session with the least is served first. expected_speech_s: of the whole session,
     for which its state is reserved, if that is less than the usual reservation; None: nobody knows. lookahead_tokens, speed: as in
@@ -41,12 +40,11 @@ class Token2WavHop:
     token_ids: tuple[int, ...]
     finalize: bool
     prompt: VoicePrompt | None = None
-    seed: int = 0
+    audio: AudioOptions = AudioOptions()
     playback_buffer_s: float = 0.0
     expected_speech_s: float | None = None
     lookahead_tokens: int | None = None
     speed: float = 1.0
-    is_marked: bool = False
 
 
 @dataclass(eq=False)
@@ -58,10 +56,9 @@ class AudioSession:
 
     session_id: str
     prompt: VoicePrompt
-    seed: int
+    audio: AudioOptions
     last_active_s: float
     expected_speech_s: float | None = None
-    is_marked: bool = False
     jobs: deque[HopJob] = field(default_factory=deque)
     received_tokens: int = 0
     is_finalizing: bool = False  # its final hop was accepted

@@ -15,6 +15,7 @@ from bistream.errors import BistreamError, EngineError
 from bistream.processes.start_phases import phase
 from bistream.token2wav.hop_jobs import AudioSession
 from bistream.token2wav.renderer import Outcome, RendererSizes
+from bistream.types import AudioOptions
 
 if TYPE_CHECKING:
     from bistream.watermark.filter import MarkFilter, MarkState
@@ -41,9 +42,9 @@ class Marking:
             mark = MarkFilter.load(sizes.sample_rate, sizes.samples_per_frame, resolve_device(config.device))
             return cls(mark, config.watermark == "on")
 
-    def check(self, is_marked: bool) -> None:
+    def check(self, audio: AudioOptions) -> None:
         """Raises ``InvalidInputError`` where what asks for the mark would be without it."""
-        if is_marked and self._mark is None:
+        if audio.is_marked and self._mark is None:
             raise marks_nothing()
 
     def hops(self, sessions: Sequence[AudioSession], outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -51,13 +52,13 @@ class Marking:
         if self._mark is None:
             return list(outcomes)
         for session in sessions:
-            if session.mark is None and (session.is_marked or self._marks_all):
+            if session.mark is None and (session.audio.is_marked or self._marks_all):
                 session.mark = self._mark.open()
         return _marked(self._mark, [session.mark for session in sessions], outcomes)
 
-    def utterance(self, outcome: Outcome, is_marked: bool) -> Outcome:
-        """A whole one. is_marked: whether it asks for it."""
-        if self._mark is None or not (is_marked or self._marks_all):
+    def utterance(self, outcome: Outcome, audio: AudioOptions) -> Outcome:
+        """A whole one."""
+        if self._mark is None or not (audio.is_marked or self._marks_all):
             return outcome
         return _marked(self._mark, [self._mark.open()], [outcome])[0]
 

@@ -49,7 +49,7 @@ from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.marking import Marking
 from bistream.token2wav.renderer import FLOW_PAGES, PoolUse, RendererSizes, SpeechRenderer
 from bistream.token2wav.schedule import NextAction, Schedule
-from bistream.types import FloatArray, VoicePrompt
+from bistream.types import AudioOptions, FloatArray, VoicePrompt
 
 if TYPE_CHECKING:
     from bistream.gpu.tier import TierChoice
@@ -125,14 +125,13 @@ class Token2Wav:
         self,
         token_ids: Sequence[int],
         prompt: VoicePrompt,
-        seed: int = 0,
+        audio: AudioOptions = AudioOptions(),  # noqa: B008  (it is frozen)
         speed: float = 1.0,
         session_id: str | None = None,
-        is_marked: bool = False,
     ) -> Future[FloatArray]:
         """A whole utterance at once with full attention, float32 [samples per frame * floor(frames / speed)]. Errors as in ``hop``.
 
-        session_id: by which ``cancel`` ends it. is_marked: as of a hop.
+        session_id: by which ``cancel`` ends it.
         """
         future = running_future()
         try:
@@ -143,11 +142,11 @@ class Token2Wav:
             self._renderer.check_length(len(prompt.speech_tokens) + len(tokens))
             check_speed(self._renderer, speed)
             check_prompt(self._renderer, prompt)
-            self._marking.check(is_marked)
+            self._marking.check(audio)
             with self._locked() as failures:
                 self._end_idle_sessions(failures)
                 self._admit_utterance(session_id)
-                self._schedule.background.add_utterance(OfflineJob(tokens, prompt, seed, speed, future, session_id, is_marked))
+                self._schedule.background.add_utterance(OfflineJob(tokens, prompt, audio, speed, future, session_id))
         except BistreamError as error:
             error.session_id = session_id
             settle(future, error)
@@ -236,10 +235,10 @@ class Token2Wav:
         if hop.prompt is None:
             raise UnknownSessionError("No live session has this id (ended or never started); begin with a hop that carries a voice prompt.")
         check_prompt(self._renderer, hop.prompt)
-        self._marking.check(hop.is_marked)
+        self._marking.check(hop.audio)
         self._renderer.check_length(len(hop.prompt.speech_tokens) + len(hop.token_ids))
         self._admit()
-        session = AudioSession(hop.session_id, hop.prompt, hop.seed, self._clock(), hop.expected_speech_s, hop.is_marked)
+        session = AudioSession(hop.session_id, hop.prompt, hop.audio, self._clock(), hop.expected_speech_s)
         self._sessions[hop.session_id] = session
         return session
 

@@ -25,7 +25,17 @@ from bistream.token2wav.service import Token2WavHop
 from bistream.transport.bls_client import BlsClient
 from bistream.transport.call_sockets import socket_path
 from bistream.transport.channel import CallChannel
-from bistream.types import FinishReason, FloatArray, IntArray, SpeakerFeatures, SpeechBreak, SpeechTokens, TokenDemand, VoicePrompt
+from bistream.types import (
+    AudioOptions,
+    FinishReason,
+    FloatArray,
+    IntArray,
+    SpeakerFeatures,
+    SpeechBreak,
+    SpeechTokens,
+    TokenDemand,
+    VoicePrompt,
+)
 
 RELOAD_ATTEMPTS, RELOAD_WAIT_S = 16, 0.25  # 4 s: less than the end of a drain waits for its sessions
 
@@ -120,18 +130,17 @@ class SiblingToken2Wav:
             "target_speech_tokens": hop.token_ids,
             "finalize": hop.finalize,
             "lookahead_tokens": hop.lookahead_tokens,
-            "seed": hop.seed,
             "playback_buffer_s": hop.playback_buffer_s,
             "speed": None if hop.speed == 1.0 else hop.speed,
         }
         if hop.prompt is not None:
-            values |= {**prompt_values(hop.prompt), "expected_speech_s": hop.expected_speech_s, "is_marked": hop.is_marked}
+            values |= {**prompt_values(hop.prompt), **flat_values(hop.audio), "expected_speech_s": hop.expected_speech_s}
         return await self._waveform(values)
 
     async def synthesize(
-        self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str, is_marked: bool
+        self, token_ids: Sequence[int], prompt: VoicePrompt, audio: AudioOptions, speed: float, session_id: str
     ) -> FloatArray:
-        values = {"session_id": session_id, "target_speech_tokens": tuple(token_ids), "seed": seed, "speed": speed, "is_marked": is_marked}
+        values = {"session_id": session_id, "target_speech_tokens": tuple(token_ids), "speed": speed, **flat_values(audio)}
         return await self._waveform({**values, "is_offline": True, **prompt_values(prompt)})
 
     async def cancel(self, session_id: str) -> None:

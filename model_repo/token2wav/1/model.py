@@ -17,7 +17,7 @@ from bistream.processes.start_phases import phase
 from bistream.transport.sender import Answerer, public_error
 from bistream.triton.inputs import voice_prompt
 from bistream.triton.model import SiblingModel
-from bistream.types import FloatArray, VoicePrompt
+from bistream.types import AudioOptions, FloatArray, VoicePrompt
 
 
 class TritonPythonModel(SiblingModel):
@@ -60,12 +60,11 @@ class TritonPythonModel(SiblingModel):
                 token_ids=tuple(inputs.value("target_speech_tokens").tolist()),
                 finalize=inputs.value("finalize"),
                 prompt=self._prompt(inputs),
-                seed=inputs.value("seed"),
+                audio=inputs.read(AudioOptions),
                 playback_buffer_s=inputs.value("playback_buffer_s"),
                 expected_speech_s=inputs.value("expected_speech_s"),
                 lookahead_tokens=inputs.value("lookahead_tokens"),
                 speed=_speed(inputs),
-                is_marked=inputs.value("is_marked"),
             )
         )
 
@@ -74,7 +73,7 @@ class TritonPythonModel(SiblingModel):
         if prompt is None:
             raise InvalidInputError("The voice is missing; send prompt_spk_embedding (with prompt_speech_tokens and _feat) or speaker_id.")
         tokens = inputs.value("target_speech_tokens").tolist()
-        return self._token2wav.synthesize(tokens, prompt, inputs.value("seed"), _speed(inputs), session_id, inputs.value("is_marked"))
+        return self._token2wav.synthesize(tokens, prompt, inputs.read(AudioOptions), _speed(inputs), session_id)
 
     def _prompt(self, inputs: Inputs) -> VoicePrompt | None:
         speaker_id = inputs.value("speaker_id")

@@ -19,7 +19,17 @@ from bistream.text2token.one_table.prompts import Labels, SpeakerTokens
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
-from bistream.types import AudioChunk, FinishReason, FloatArray, GenerationOptions, IntArray, SpeakerFeatures, SpeechTokens, VoicePrompt
+from bistream.types import (
+    AudioChunk,
+    AudioOptions,
+    FinishReason,
+    FloatArray,
+    GenerationOptions,
+    IntArray,
+    SpeakerFeatures,
+    SpeechTokens,
+    VoicePrompt,
+)
 from tests.formats import LOOKAHEAD_TOKENS, SAMPLES_PER_MEL_FRAME, SAMPLES_PER_TOKEN, VOCODER_OVERLAP_SAMPLES
 
 WAIT_S = 120.0  # time limit for a thread; exceeding it is a failure, never a measurement
@@ -240,10 +250,10 @@ class FakeToken2Wav:
         return np.arange(begin, max(begin, heard_samples(tokens, hop.finalize)), dtype=np.float32)
 
     async def synthesize(
-        self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str, is_marked: bool
+        self, token_ids: Sequence[int], prompt: VoicePrompt, audio: AudioOptions, speed: float, session_id: str
     ) -> FloatArray:
         self.speeds.append(speed)
-        self.marked.append(is_marked)
+        self.marked.append(audio.is_marked)
         if 0 in self.fails_at:
             raise self.fails_at[0]
         if 0 in self.gates:

@@ -108,7 +108,7 @@ def test_a_mark_is_refused_where_it_would_be_missing(watermark: str) -> None:
         with pytest.raises(InvalidInputError, match="watermark=on_request"):
             check_start(marked, config)
     else:
-        assert check_start(marked, config).is_marked and not check_start(start_request(), config).is_marked
+        assert check_start(marked, config).audio.is_marked and not check_start(start_request(), config).audio.is_marked
 
 
 def test_a_character_counts_with_its_first_byte() -> None:

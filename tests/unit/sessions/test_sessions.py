@@ -98,7 +98,7 @@ def test_the_first_chunk_is_small_and_the_first_hop_has_the_voice_and_the_seed(h
     sender = house.send(start_request("Hello world, hello world, hello world.", options=GenerationOptions(seed=7)))
     sender.wait()
     first, *others = house.models.token2wav.hops
-    assert (len(first.token_ids), first.seed, first.playback_buffer_s) == (18, 7, 0.0)
+    assert (len(first.token_ids), first.audio.seed, first.playback_buffer_s) == (18, 7, 0.0)
     assert first.prompt is not None
     assert len(first.prompt.speech_tokens) == 25
     assert others
@@ -124,7 +124,7 @@ def test_a_text_without_speech_is_a_short_silence(house: House, offline: bool) -
 def test_what_asks_for_the_watermark_says_so_to_token2wav(house: House, offline: bool, is_marked: bool) -> None:
     assert house.send(start_request("Hello world.", is_offline=offline, is_marked=is_marked)).wait() is None
     token2wav = house.models.token2wav
-    assert (token2wav.marked if offline else [token2wav.hops[0].is_marked]) == [is_marked]
+    assert (token2wav.marked if offline else [token2wav.hops[0].audio.is_marked]) == [is_marked]
 
 
 @pytest.mark.parametrize("speed", [2.0, 1.0])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bistream.token2wav.background import MAX_CREDIT_S, SHARE, Background, BackgroundShare, OfflineJob
 from bistream.token2wav.hop_jobs import AudioSession, HopJob, Token2WavHop
-from bistream.types import FloatArray, VoicePrompt
+from bistream.types import AudioOptions, FloatArray, VoicePrompt
 
 VOICE = VoicePrompt("", np.zeros(0, np.int32), np.zeros((0, 80), np.float32), np.ones(192, np.float32))
 
@@ -69,11 +69,11 @@ def test_below_capacity_no_hop_waits_longer_than_the_saved_credit_and_two_steps(
 
 
 def utterance(name: str) -> OfflineJob:
-    return OfflineJob([1], VOICE, 0, 1.0, Future[FloatArray](), name)
+    return OfflineJob([1], VOICE, AudioOptions(), 1.0, Future[FloatArray](), name)
 
 
 def voice(name: str) -> HopJob:
-    return HopJob(AudioSession(name, VOICE, 0, 0.0), Token2WavHop(name, (1,), False, VOICE), True, 0.0, Future[FloatArray]())
+    return HopJob(AudioSession(name, VOICE, AudioOptions(), 0.0), Token2WavHop(name, (1,), False, VOICE), True, 0.0, Future[FloatArray]())
 
 
 @given(st.lists(st.sampled_from(["voice", "utterance", "turn", "done", "drop"]), max_size=40))

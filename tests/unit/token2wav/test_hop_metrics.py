@@ -13,7 +13,7 @@ from bistream.metrics.recorder import Recorder
 from bistream.token2wav.hop_jobs import AudioSession, HopJob, Token2WavHop
 from bistream.token2wav.hop_metrics import HopMetrics
 from bistream.token2wav.renderer import FLOW_PAGES, PoolUse
-from bistream.types import VoicePrompt
+from bistream.types import AudioOptions, VoicePrompt
 from tests.recorded import sample
 
 PROMPT = VoicePrompt("", np.zeros(0, np.int32), np.zeros((0, 80), np.float32), np.ones(192, np.float32))
@@ -26,7 +26,7 @@ def make(recorder: Recorder, queued: int = 0, **pools: PoolUse) -> HopMetrics:
 
 def job(buffer_s: float, is_first: bool = False, tokens: int = 5) -> HopJob:
     hop = Token2WavHop("s", (1,) * tokens, finalize=False, playback_buffer_s=buffer_s)
-    session = AudioSession("s", PROMPT, 0, ARRIVED_S)
+    session = AudioSession("s", PROMPT, AudioOptions(), ARRIVED_S)
     return HopJob(session, hop, is_first, ARRIVED_S + buffer_s, Future())
 
 

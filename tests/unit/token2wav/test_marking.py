@@ -17,7 +17,7 @@ from bistream.token2wav.hop_jobs import AudioSession
 from bistream.token2wav.marking import Marking
 from bistream.token2wav.renderer import SpeechRenderer
 from bistream.token2wav.service import Token2Wav, Token2WavHop
-from bistream.types import FloatArray, VoicePrompt
+from bistream.types import AudioOptions, FloatArray, VoicePrompt
 from bistream.watermark.filter import MarkFilter
 
 HOPS = (tuple(range(100, 115)), tuple(range(200, 208)), tuple(range(300, 305)))
@@ -31,11 +31,11 @@ def heard(config: RuntimeConfig, renderer: SpeechRenderer, voice: VoicePrompt, a
     service = Token2Wav(config, renderer=renderer)
     voices = (voice, *[None] * (len(HOPS) - 1))
     futures = [
-        service.hop(Token2WavHop("a", tokens, tokens is HOPS[-1], first, seed=3, is_marked=asks and first is not None))
+        service.hop(Token2WavHop("a", tokens, tokens is HOPS[-1], first, audio=AudioOptions(3, asks)))
         for tokens, first in zip(HOPS, voices, strict=True)
     ]
     hops = [future.result(TIMEOUT_S) for future in futures]
-    utterance = service.synthesize(HOPS[-1], voice, seed=3, is_marked=asks).result(TIMEOUT_S)
+    utterance = service.synthesize(HOPS[-1], voice, AudioOptions(3, asks)).result(TIMEOUT_S)
     service.close()
     return hops, utterance
 
@@ -62,15 +62,15 @@ def test_hops_and_utterances_have_the_mark(model: str, watermark: str, request: 
 
 def test_a_service_without_the_mark_refuses_what_asks_for_it() -> None:
     marking = Marking(None, marks_all=False)
-    marking.check(is_marked=False)
+    marking.check(AudioOptions())
     with pytest.raises(InvalidInputError, match="watermark=on_request"):
-        marking.check(is_marked=True)
+        marking.check(AudioOptions(is_marked=True))
 
 
 def test_errors_stay_and_sessions_keep_their_own_state() -> None:
     taps = np.array([1.0, 0.5])  # an echo, one sample later
     marking = Marking(MarkFilter(taps, 4, torch.device("cpu")), marks_all=True)
-    one, other = (AudioSession(name, SPARK_VOICE, 0, 0.0) for name in "ab")
+    one, other = (AudioSession(name, SPARK_VOICE, AudioOptions(), 0.0) for name in "ab")
     refused = InvalidInputError("refused")
     first: list[Any] = marking.hops([one, other], [np.array([0.2, 0.4, 0.6], np.float32), refused])
     assert first[1] is refused
@@ -88,17 +88,17 @@ def test_a_failure_is_an_error_of_the_sessions_that_were_marked(monkeypatch: pyt
     monkeypatch.setattr(mark, "push", fail)
     refused = InvalidInputError("refused")
     marking = Marking(mark, marks_all=True)
-    found = marking.hops([AudioSession(name, SPARK_VOICE, 0, 0.0) for name in "ab"], [refused, np.zeros(4, np.float32)])
+    found = marking.hops([AudioSession(name, SPARK_VOICE, AudioOptions(), 0.0) for name in "ab"], [refused, np.zeros(4, np.float32)])
     assert found[0] is refused and isinstance(found[1], EngineError)
-    assert isinstance(marking.utterance(np.zeros(4, np.float32), is_marked=False), EngineError)
+    assert isinstance(marking.utterance(np.zeros(4, np.float32), AudioOptions()), EngineError)
 
 
 def test_a_server_that_marks_on_request_marks_what_asks_for_it_and_nothing_else() -> None:
     mark, sound = MarkFilter(np.array([1.0, 0.5]), 4, torch.device("cpu")), np.full(4, 0.2, np.float32)
     marking = Marking(mark, marks_all=False)
-    asking, other = (AudioSession(name, SPARK_VOICE, 0, 0.0, is_marked=name == "a") for name in "ab")
+    asking, other = (AudioSession(name, SPARK_VOICE, AudioOptions(is_marked=name == "a"), 0.0) for name in "ab")
     found: list[Any] = marking.hops([other, asking], [sound, sound])
     np.testing.assert_array_equal(found[0], sound)
     np.testing.assert_allclose(found[1], [0.2, 0.3, 0.3, 0.3], atol=1e-6)
-    np.testing.assert_array_equal(marking.utterance(sound, is_marked=False), sound)  # type: ignore[arg-type]
-    np.testing.assert_array_equal(marking.utterance(sound, is_marked=True), found[1])  # type: ignore[arg-type]
+    np.testing.assert_array_equal(marking.utterance(sound, AudioOptions()), sound)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(marking.utterance(sound, AudioOptions(is_marked=True)), found[1])  # type: ignore[arg-type]

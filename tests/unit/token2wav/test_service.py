@@ -43,7 +43,7 @@ from bistream.token2wav.hop_jobs import MAX_HOP_TOKENS
 from bistream.token2wav.renderer import sizes_of
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.token2wav.speech_stages import MAX_FAILURES_IN_A_ROW, SpeechStages
-from bistream.types import FloatArray, VoicePrompt
+from bistream.types import AudioOptions, FloatArray, VoicePrompt
 from tests.formats import SAMPLES_PER_TOKEN
 
 TIMEOUT_S = 120.0  # of a test that hangs
@@ -272,7 +272,7 @@ def error(future: Future[Any]) -> BistreamError:
 
 
 def test_a_session_from_start_to_end(rig: Rig) -> None:
-    assert audio(rig.hop("a", 1, 2, 3, start=True, seed=5)) == [1, 2, 3]
+    assert audio(rig.hop("a", 1, 2, 3, start=True, audio=AudioOptions(5))) == [1, 2, 3]
     assert audio(rig.hop("a", 4)) == [4]
     assert rig.vocoder.states[0].tag == 5
     assert audio(rig.hop("a", 5, 6, finalize=True)) == [5, 6]
@@ -688,7 +688,7 @@ def test_with_real_networks(tiny_model_dir: Path) -> None:
 
     def speak(name: str, voice: VoicePrompt, until: int) -> list[Future[Any]]:
         futures = [
-            service.hop(Token2WavHop(name, tokens, index == len(hops) - 1, voice if index == 0 else None, seed=3, playback_buffer_s=9.0))
+            service.hop(Token2WavHop(name, tokens, tokens is hops[-1], None if index else voice, AudioOptions(3), playback_buffer_s=9.0))
             for index, tokens in enumerate(hops[:until])
         ]
         if until < len(hops):
@@ -718,7 +718,7 @@ def test_solver_steps_decide_the_speech_and_its_state(tiny_model_dir: Path) -> N
         assert isinstance(stages, SpeechStages)
         page_bytes[steps] = stages.flow.page_bytes
         service = Token2Wav(config, renderer=stages)
-        heard[steps] = service.hop(Token2WavHop("a", tuple(range(100, 130)), True, prompt(20), seed=3)).result(TIMEOUT_S)
+        heard[steps] = service.hop(Token2WavHop("a", tuple(range(100, 130)), True, prompt(20), AudioOptions(3))).result(TIMEOUT_S)
         service.close()
     assert np.array_equal(heard[0], heard[usual]) and not np.array_equal(heard[0], heard[usual + 1])
     assert page_bytes[0] == page_bytes[usual] < page_bytes[usual + 1]

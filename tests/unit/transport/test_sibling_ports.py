@@ -34,7 +34,7 @@ from bistream.transport.sibling_ports import (
     speech_tokens,
 )
 from bistream.triton.mailbox import TokenMailbox
-from bistream.types import FinishReason, GenerationOptions, SpeechBreak, SpeechTokens, TokenDemand, VoicePrompt
+from bistream.types import AudioOptions, FinishReason, GenerationOptions, SpeechBreak, SpeechTokens, TokenDemand, VoicePrompt
 from tests.unit.transport.siblings import Answer, Siblings
 from tests.unit.triton.fakes import Arrays, FakePbUtils, FakeResponse, error_response, response
 
@@ -220,12 +220,13 @@ def test_cancelling_an_ended_session_is_not_an_error(ports: Ask) -> None:
 @pytest.mark.parametrize("is_marked", [False, True])
 def test_the_first_hop_and_a_whole_utterance_say_whether_they_are_marked(ports: Ask, is_marked: bool) -> None:
     speaking, siblings = ports(lambda model, values: {"waveform": np.zeros(1, np.float32)})
+    audio = AudioOptions(3, is_marked)
     voice = VoicePrompt("", np.zeros(0, np.int32), np.zeros((0, 80), np.float32), np.ones(192, np.float32))
-    run(speaking.token2wav.hop(Token2WavHop("s", (1,), finalize=False, prompt=voice, is_marked=is_marked)))
-    run(speaking.token2wav.synthesize([1], voice, 0, 1.0, "s", is_marked))
+    run(speaking.token2wav.hop(Token2WavHop("s", (1,), finalize=False, prompt=voice, audio=audio)))
+    run(speaking.token2wav.synthesize([1], voice, audio, 1.0, "s"))
     for model, values in siblings.calls:
         check_fits(model, values)
-        assert values["is_marked"] == is_marked
+        assert (values["seed"], values["is_marked"]) == (3, is_marked)
 
 
 def test_a_request_without_an_answer_is_an_engine_error(ports: Ask) -> None:
