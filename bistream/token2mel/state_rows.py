@@ -79,8 +79,8 @@ class StateRows:
 
     def read(self, dim: int, index: Tensor) -> Tensor:
         """The rows at these places of dimension ``dim``, float32 where they are scaled."""
-        values = self.values.index_select(dim, index)
-        return values if self.scales is None else values.float() * self.scales.index_select(dim, index)[..., None]
+        scales = None if self.scales is None else self.scales.index_select(dim, index)
+        return StateRows(self.values.index_select(dim, index), scales).numbers()
 
     def numbers(self) -> Tensor:
         """All rows, float32 where they are scaled."""

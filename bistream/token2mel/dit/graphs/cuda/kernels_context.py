@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """Keys and values of stored pages, projected from the block inputs that the pages hold, on any GPU that Triton compiles for.
 
-The pages hold 8-bit integers, and so does this weight, so the sums are exact, and the product takes half the time of one in 16 bit.
+The pages hold 8-bit integers, and so does this weight, so the sums are exact, and the product takes 0.6 of the time of one in 16 bit.
 As many rows are read as the batch has, whatever it was recorded for: the programs share out the work among themselves. Head 0 of the keys,
 the only one that knows positions, is turned on the way out.
 """
