@@ -80,7 +80,10 @@ class Keeper:
         return found
 
     def is_announced(self) -> bool:
-        return self._ready.exists() and self._ready.read_text(encoding="utf-8") != ""
+        try:
+            return self._ready.read_text(encoding="utf-8") != ""
+        except FileNotFoundError:  # also one that a restart has just removed
+            return False
 
     def signal(self) -> None:
         self._process.send_signal(signal.SIGTERM)
