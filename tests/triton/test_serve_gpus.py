@@ -181,7 +181,7 @@ def finish(callers: list[Caller]) -> list[str]:
 
 def lost_session(group: Group, voice: Voice) -> str:
     """What our own client says of a session on the first server, which is killed."""
-    client = BistreamClient(group.url)
+    client = BistreamClient(group.url, silence_timeout_s=PATIENCE_S)
     with contextlib.ExitStack() as stack:  # those on the other server stay open, which makes it the less likely one to be drawn
         for _ in range(MOST_DRAWS):
             before = group.live()[0]

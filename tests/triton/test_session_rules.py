@@ -14,7 +14,7 @@ from bistream.client.server_errors import server_error
 from bistream.contract.audio import SILENCE_S
 from bistream.keeper.server_process import TritonServer
 from tests.formats import SAMPLE_RATE
-from tests.triton.conftest import MOST_CHARS
+from tests.triton.conftest import MOST_CHARS, PATIENCE_S
 from tests.triton.requests import Stream, ask
 from tests.triton.test_sessions import MODEL, Voice, check_audio
 
@@ -41,7 +41,7 @@ def test_a_stranger_who_knows_the_id_reaches_nothing(url: str, voice: Voice) -> 
 def test_our_client_keeps_its_sessions_to_itself(url: str, voice: Voice) -> None:
     text = "Mine, from the first word to the last of them, and nobody else's at all."
     recording = {"reference_wav": voice["reference_wav"][0], "reference_text": "A reference."}
-    with BistreamClient(url).start(**recording, text=text, session_id="easy-to-guess") as session:
+    with BistreamClient(url, silence_timeout_s=PATIENCE_S).start(**recording, text=text, session_id="easy-to-guess") as session:
         next(iter(session))
         assert ask(url, MODEL, session_id="easy-to-guess", is_cancel=True).code == "UNKNOWN_SESSION"
         session.end_text(" Still.")

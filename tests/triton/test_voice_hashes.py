@@ -83,7 +83,7 @@ def test_the_same_stream_and_id_start_again_with_the_recording(url: str, voice: 
 
 def test_our_client_sends_the_recording_again_by_itself(gate: GateProcess, voice: Voice, digest: str) -> None:
     url = gate.grpc_url
-    client = BistreamClient(url)
+    client = BistreamClient(url, silence_timeout_s=PATIENCE_S)
     recording: dict[str, Any] = {"reference_wav": voice["reference_wav"][0], "reference_text": voice["reference_text"]}
     for is_forgotten in (False, False, True):
         if is_forgotten:
@@ -133,7 +133,8 @@ def test_manners_over_http(gate: GateProcess, voice: Voice) -> None:
 
 
 def test_our_client_converts_and_instructs(gate: GateProcess, voice: Voice) -> None:
-    client, recording = BistreamClient(gate.grpc_url), voice["reference_wav"].reshape(-1)
+    client = BistreamClient(gate.grpc_url, silence_timeout_s=PATIENCE_S)
+    recording = voice["reference_wav"].reshape(-1)
     for number in range(2):
         with client.convert(recording, reference_wav=recording) as session:
             audio = np.concatenate([chunk.waveform for chunk in session])
