@@ -147,7 +147,8 @@ class SpeechTokenService:
             make = partial(self._layouts.make, prompt, request.is_end, max_ids)
             layout = PartedLayout(make, make(first))
             self._spoken_before.begun(session_id, layout)
-            return layout, SequenceSeries(self._parts.engine, session_id, spec, max_ids, (self._runaway_window, self._count_runaway))
+            runaways = self._runaway_window, self._count_runaway
+            return layout, SequenceSeries(self._parts.engine, session_id, spec, max_ids, runaways, self._clock)
 
         limits = (self._config.max_text_chars, self._config.session_idle_timeout_s)
         reading = (preparation, MarkupReader(self._parts.tokenizer.spoken_tokens) if request.options.text_type == SSML else None)

@@ -662,7 +662,7 @@ def test_tokens_that_are_kept_back_leave_their_listener_waiting(tokenizer: TextT
     engine = tiny.eager_engine(sizes, model, sampler, threaded=False, clock=lambda: 100.0)
     family = replace(DEFAULT_FAMILY, silent_tokens=frozenset(range(SIZES.speech_token_size)) if speech == "silent" else frozenset())
     parts = LanguageModelParts(tokenizer, SIZES, engine, family=family)
-    service = SpeechTokenService(replace(CONFIG, max_sessions=2), parts=parts, run_timer=False)
+    service = SpeechTokenService(replace(CONFIG, max_sessions=2), parts=parts, clock=lambda: 100.0, run_timer=False)
     mailbox = Mailbox()
     service.start(replace(request("a", TEXT.encode(), True)), mailbox)
     service.demand("a", 0.0, 100)
