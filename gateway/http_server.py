@@ -33,9 +33,14 @@ class _TooMuch(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes a connection whose request head is too long or does not come to its end in time, and one with many requests at once."""
+    """Closes a connection whose request head is too long or does not come to its end in time, and one with many requests at once.
+
+    A body that was answered before its end is still read, in the time of a head: a client that is writing it would see its connection
+    reset, and not the answer.
+    """
 
     _deadline: asyncio.TimerHandle | None = None
+    _is_in_body = False
     _head_bytes = 0
     _fields_bytes = 0
 
@@ -48,7 +53,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._await_head()
-        self._head_bytes += len(data)
+        if not self._is_in_body:
+            self._head_bytes += len(data)
         super().data_received(data)
         if self._deadline is not None and self._head_bytes > MAX_HEAD_BYTES:
             self.transport.abort()  # one field without end: the parser has not said a word of it
@@ -74,7 +80,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_waiting()
+        self._is_in_body = True
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._is_in_body = False
+        super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import http.client
 import io
 import json
@@ -205,6 +206,14 @@ def test_a_body_beyond_the_limit_is_a_413_whether_it_says_so_or_not(front: Runni
     )
     assert connection.getresponse().status == 413
     connection.close()
+
+
+def test_a_refusal_is_heard_by_a_client_that_is_still_writing(front: Running) -> None:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", front.port, timeout=WAIT_S)) as connection:
+        for path, size, status in (("/v1/audio/speech", 2**24, 413), ("/v1/models", 0, 200)):  # more than both sockets hold
+            connection.request("POST" if size else "GET", path, bytes(size))
+            answer = connection.getresponse()
+            assert answer.status == status and answer.read()
 
 
 def test_every_answer_has_a_request_id(front: Running) -> None:
