@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ MAX_HEAD_BYTES = 32 * 1024  # of a request: its line and its fields
 HEADER_OVERHEAD_BYTES = 64  # what a field takes beside its contents
 MAX_CONNECTIONS = 1024  # beyond it, requests are answered 503
 MAX_PIPELINED = 8  # requests that wait for the answer of one before them
+_OFFER = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*\r\n", re.IGNORECASE)
 
 
 class _Server(uvicorn.Server):
@@ -55,6 +57,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await_head()
         if not self._is_in_body:
             self._head_bytes += len(data)
+            data = _without_offer(data)
         super().data_received(data)
         if self._deadline is not None and self._head_bytes > MAX_HEAD_BYTES:
             self.transport.abort()  # one field without end: the parser has not said a word of it
@@ -99,6 +102,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _without_offer(data: bytes) -> bytes:
+    """Without the offer of HTTP/2 that Java's clients make in every head: the parser would leave the body after it unread."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _OFFER.sub(b"\r\n", head + end[:2]) + end[2:] + rest
 
 
 class HttpServer:

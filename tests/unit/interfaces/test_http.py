@@ -216,6 +216,19 @@ def test_a_refusal_is_heard_by_a_client_that_is_still_writing(front: Running) ->
             assert answer.status == status and answer.read()
 
 
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_an_offer_of_http2_is_no_obstacle(front: Running, is_chunked: bool) -> None:
+    """As Java's HttpClient makes it with every request."""
+    given = {"model": "tts-1", "voice": "alloy", "input": TEXT, "response_format": "pcm"}
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA"}
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", front.port, timeout=WAIT_S)) as connection:
+        for _ in range(2):
+            body = json.dumps(given).encode()
+            connection.request("POST", "/v1/audio/speech", iter([body]) if is_chunked else body, offer, encode_chunked=is_chunked)
+            answer = connection.getresponse()
+            assert (answer.status, len(answer.read())) == (200, 2 * len(TEXT) * SAMPLES_PER_CHARACTER)
+
+
 def test_every_answer_has_a_request_id(front: Running) -> None:
     for path in ("/health/live", "/v1/models", "/nowhere"):
         assert ask(front, "GET", path)[1]["x-request-id"].startswith("req_")
