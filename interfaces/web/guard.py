@@ -59,6 +59,8 @@ class Guard:
             await refuse(scope, receive, named, JSONResponse(answer.body, answer.status, answer.headers))
             return
         if scope["type"] == "http":
+            if scope["method"] == "HEAD":  # the server leaves out the body, by its own scope
+                scope = {**scope, "method": "GET"}
             await self._app(scope, _bounded(receive, self._body_limit(scope["path"]), self._limits.body_timeout_s), named)
         else:
             await self._app(scope, receive, named)

@@ -236,6 +236,13 @@ def test_every_answer_has_a_request_id(front: Running) -> None:
     assert ask(front, "GET", "/v1/models", headers={"x-request-id": "a b"})[1]["x-request-id"].startswith("req_")
 
 
+@pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/", "/page/app.js", "/v1/models", "/nowhere", "/v1/audio/speech"])
+def test_head_is_answered_as_get_without_the_body(front: Running, path: str) -> None:
+    """``wget --spider`` asks so, in health checks of containers."""
+    (status, headers, data), (get_status, get_headers, _) = (ask(front, method, path) for method in ("HEAD", "GET"))
+    assert (status, headers["content-length"], data) == (get_status, get_headers["content-length"], b"")
+
+
 def test_models_and_voices_in_the_forms_of_their_clients(front: Running) -> None:
     models = json.loads(ask(front, "GET", "/v1/models")[2])
     assert models["object"] == "list" and {"id", "object", "created", "owned_by"} == set(models["data"][0])
