@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ MAX_HEAD_BYTES = 32 * 1024  # of a request: its line and its fields
 HEADER_OVERHEAD_BYTES = 64  # what a field takes beside its contents
 MAX_CONNECTIONS = 1024  # beyond it, requests are answered 503
 MAX_PIPELINED = 8  # requests that wait for the answer of one before them
+_OFFER = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*\r\n", re.IGNORECASE)
 
 
 class _Server(uvicorn.Server):
@@ -33,9 +35,14 @@ class _TooMuch(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes a connection whose request head is too long or does not come to its end in time, and one with many requests at once."""
+    """Closes a connection whose request head is too long or does not come to its end in time, and one with many requests at once.
+
+    A body that was answered before its end is still read, in the time of a head: a client that is writing it would see its connection
+    reset, and not the answer.
+    """
 
     _deadline: asyncio.TimerHandle | None = None
+    _is_in_body = False
     _head_bytes = 0
     _fields_bytes = 0
 
@@ -48,7 +55,9 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._await_head()
-        self._head_bytes += len(data)
+        if not self._is_in_body:
+            self._head_bytes += len(data)
+            data = _without_offer(data)
         super().data_received(data)
         if self._deadline is not None and self._head_bytes > MAX_HEAD_BYTES:
             self.transport.abort()  # one field without end: the parser has not said a word of it
@@ -74,7 +83,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_waiting()
+        self._is_in_body = True
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._is_in_body = False
+        super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
@@ -88,6 +102,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _without_offer(data: bytes) -> bytes:
+    """Without the offer of HTTP/2 that Java's clients make in every head: the parser would leave the body after it unread."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _OFFER.sub(b"\r\n", head + end[:2]) + end[2:] + rest
 
 
 class HttpServer:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from bistream.client.asyncio_client import AsyncBistreamClient, AsyncClientSession
 from bistream.client.exchange import Chunk, Heard, silent_chunk
 from bistream.client.pause_timer import PauseTimer
-from bistream.client.segments import Segment, Segments
+from bistream.client.segments import MAX_CHARS, Segment, Segments, room_in
 from bistream.client.speaker import Speaker
 from bistream.contract.audio import UPSTREAM_SAMPLE_RATE
 from bistream.errors import BistreamError, CancelledError
@@ -74,12 +74,21 @@ class Utterance:
         self._timer = PauseTimer(self._pacing.speak_after_s, self._pause)
 
     async def push_text(self, piece: str) -> None:
-        """More text, cut anywhere; it is sent as it is. Raises ``CancelledError`` after the end."""
+        """More text, cut anywhere; it is sent as it is, and goes on in another session where one cannot take more. Raises
+        ``CancelledError`` after the end."""
         if self._has_ended or self._closed.is_set():
             raise CancelledError(_OVER)
-        if not piece:
-            return
         self.text += piece
+        while piece:
+            before = "" if self._segments.open is None else self._segments.open.text
+            room = room_in(before, piece, MAX_CHARS)
+            if room:
+                await self._push(piece[:room])
+            piece = piece[room:]
+            if piece:
+                await self.flush()
+
+    async def _push(self, piece: str) -> None:
         segment = self._segments.add(piece)
         if segment.session is not None:
             with contextlib.suppress(BistreamError, ConnectionError):  # the iteration raises it

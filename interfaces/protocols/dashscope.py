@@ -81,6 +81,7 @@ class _Task:
 class DashScope(JsonProtocol):
     def __init__(self) -> None:
         self._task: _Task | None = None
+        self._failed = ""  # the id of the last task that has failed
         self._count = 0
 
     @property
@@ -99,7 +100,7 @@ class DashScope(JsonProtocol):
             raise InvalidInputError("header.action must be run-task, continue-task or finish-task; correct it.")
         task = self._task
         if task is None or task.task_id != task_id:
-            if action == "finish-task":
+            if action == "finish-task" or task_id == self._failed:
                 return []  # it has ended meanwhile
             raise InvalidInputError("No task with this task_id is running; send run-task first.")
         return self._finish(task, given) if action == "finish-task" else self._continue(task, given)
@@ -178,6 +179,7 @@ class DashScope(JsonProtocol):
 
     def failed(self, speech: str, error: BistreamError) -> Sequence[Action]:
         task, self._task = self._running(speech), None
+        self._failed = task.task_id
         return [_failed(task.task_id, error)]
 
     def _running(self, speech: str) -> _Task:

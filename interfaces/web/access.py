@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from gateway.admission import host_of
 from gateway.keys import Keys
@@ -18,7 +18,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 ADDRESS_HEADER = "x-client-address"  # a proxy sets it, in place of what the client may have sent
 SECRET_HEADER = "x-voice-secret"  # or in the place of an API key, where none are wanted: vendors' clients can send that
 KEY_HEADERS = ("authorization", "x-api-key", "xi-api-key")
-SUBPROTOCOLS = ("token", "bearer")  # before the key, in the list of subprotocols
+SUBPROTOCOLS = ("token", "bearer")  # before the key, in the list of subprotocols; percent-encoded, since browsers take no / and no = there
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class Access:
         scheme = next((name for name in offered if name.lower() in SUBPROTOCOLS), None)
         found = dict(headers)
         if scheme is not None and len(offered) > 1 and "authorization" not in found:
-            found["authorization"] = f"Bearer {offered[offered.index(scheme) + 1 :][0] if offered[-1] != scheme else ''}"
+            key = offered[offered.index(scheme) + 1 :][0] if offered[-1] != scheme else ""
+            found["authorization"] = f"Bearer {unquote(key)}"
         if self._keys is None:
             return Identity(Caller(None, address, secret=_secret_in(found)), scheme)
         try:

@@ -27,7 +27,7 @@ OPEN_PATHS = ("/", "/health/live", "/health/ready", "/favicon.ico")
 PROBED_PATHS = ("/health/live", "/health/ready", "/metrics")  # orchestrators call a process by its address
 OPEN_PREFIX = "/page/"
 KEY_IN_MESSAGE = re.compile(r"/v1/text-to-speech/[^/]+/(multi-)?stream-input\Z")  # WebSockets whose first message may have the key
-UPLOADS = "/v1/audio/voices"
+UPLOADS = ("/v1/audio/voices", "/v1/voices/add", "/voices/clone")
 REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")  # the second is ElevenLabs', for ``previous_request_ids``
 FORM_BYTES = 64 * 1024  # beside the file in an upload
 
@@ -59,6 +59,8 @@ class Guard:
             await refuse(scope, receive, named, JSONResponse(answer.body, answer.status, answer.headers))
             return
         if scope["type"] == "http":
+            if scope["method"] == "HEAD":  # the server leaves out the body, by its own scope
+                scope = {**scope, "method": "GET"}
             await self._app(scope, _bounded(receive, self._body_limit(scope["path"]), self._limits.body_timeout_s), named)
         else:
             await self._app(scope, receive, named)
@@ -90,7 +92,7 @@ class Guard:
         return identity.caller, identity.subprotocol
 
     def _body_limit(self, path: str) -> int:
-        return self._limits.max_upload_bytes + FORM_BYTES if path == UPLOADS else self._limits.max_body_bytes
+        return self._limits.max_upload_bytes + FORM_BYTES if path in UPLOADS else self._limits.max_body_bytes
 
 
 class _ForeignError(InvalidInputError):

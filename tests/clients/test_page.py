@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.keys import Keys
+from interfaces.settings import Settings
 from tests.clients.conftest import found_by
 from tests.unit.client.fake_server import SAMPLES_PER_CHARACTER
 from tests.unit.interfaces.rig import reading, running
@@ -47,8 +48,10 @@ def _check_programs(curl: str, python: str, javascript: str, livekit: str, ours:
 
 
 def test_each_trouble_has_its_own_words_which_go_with_it() -> None:
-    with reading() as server, running(server.address, keys=Keys({"a-secret-of-somebody": "somebody"})) as front:
-        said = found_by("sdk", "tests/clients/programs/page_troubles.py", f"127.0.0.1:{front.port}", "a-secret-of-somebody")
+    key, settings = "9Yv/0XcQ+T2m7w==", Settings(port=0, allowed_hosts=("speech.example",))
+    with reading() as server, running(server.address, keys=Keys({key: "somebody"}), settings=settings) as front:
+        said = found_by("sdk", "tests/clients/programs/page_troubles.py", f"127.0.0.1:{front.port}", key)
     sentences = [said[name] for name in ("no_key", "wrong_key", "gone")]
     assert all(sentences) and len(set(sentences)) == 3
+    assert said["spoken"] == "" and "https" in said["insecure"]
     assert said["right_key"] == said["back"] == "" and said["voices"] == said["voices_after_reload"] == 1 and said["faults"] == []

@@ -12,6 +12,7 @@ export class Player {
 
   async open() {
     this.context = new AudioContext({ sampleRate: RATE });
+    if (!this.context.audioWorklet) throw new Error("The browser plays live speech only on pages over https or from localhost.");
     await this.context.audioWorklet.addModule("/page/worklet.js");
     this.node = new AudioWorkletNode(this.context, "player", { outputChannelCount: [1] });
     this.node.connect(this.context.destination);

@@ -18,7 +18,7 @@ export class Speech {
     };
     this.handlers = handlers;
     this.isOver = false;
-    this.socket = new WebSocket(url, key ? ["token", key] : []);
+    this.socket = new WebSocket(url, key ? ["token", encodeURIComponent(key)] : []);
     this.socket.onmessage = ({ data }) => this.onMessage(JSON.parse(data));
     this.socket.onclose = () => this.fail(this.wasOpen ? "The connection was lost; speak again." : null);
     this.ready = new Promise((resolve) => {

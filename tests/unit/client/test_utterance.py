@@ -88,6 +88,27 @@ def test_every_speakable_character_is_heard_once(reader: FakeServer, pieces: lis
     assert positions == sorted(positions) and (not heard or positions[-1] <= sum(map(len, segments)))
 
 
+@pytest.mark.parametrize("size", [7, 1000])
+def test_a_text_that_is_too_long_for_a_session_goes_on_in_another(serve: Serve, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr("bistream.client.utterance.MAX_CHARS", 200)
+    text = 20 * "A sentence of a long answer. "
+
+    async def feed(utterance: Utterance) -> None:
+        for begin in range(0, len(text), size):
+            await utterance.push_text(text[begin : begin + size])
+        await utterance.end_text()
+
+    server = serve(Reader())
+    heard = speak(server, feed)
+    assert characters(heard) == len(text) == heard[-1].text_consumed == heard[-1].text_position
+    sessions: dict[bytes, str] = {}
+    for one in server.received:
+        name = one.inputs["session_id"]
+        sessions[name] = sessions.get(name, "") + one.inputs["target_text"].decode()
+    assert "".join(sessions.values()) == text and max(map(len, sessions.values())) <= 200
+    assert all(spoken.endswith(". ") for spoken in sessions.values())
+
+
 async def test_a_pause_ends_a_session_and_the_voice_goes_on(serve: Serve) -> None:
     """The next text comes only when all audio of the first has, which without the pause would never end."""
     server = serve(Reader())

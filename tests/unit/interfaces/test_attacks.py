@@ -85,6 +85,18 @@ def test_a_head_that_does_not_come_to_its_end_is_given_up(server: FakeServer, mo
             assert exchange(front, head) == b""
 
 
+def test_the_rest_of_a_body_that_was_refused_is_not_read_for_ever(front: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_connection(("127.0.0.1", front.port), timeout=WAIT_S) as peer:
+        peer.sendall(f"POST {SPEECH} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000000\r\n\r\n".encode())
+        with http.client.HTTPResponse(peer, method="POST") as response:
+            response.begin()
+            assert response.status == 413 and response.read()
+        monkeypatch.setattr(gateway.http_server, "HEADER_TIMEOUT_S", 0.05)
+        peer.sendall(b"x")
+        with contextlib.suppress(ConnectionError):
+            assert peer.recv(1) == b""
+
+
 def test_a_body_that_does_not_come_to_its_end_is_a_408(server: FakeServer) -> None:
     with running(server.address, limits=InterfaceLimits(body_timeout_s=0.05)) as front:
         for path, kind in ((SPEECH, "application/json"), ("/v1/audio/voices", "multipart/form-data; boundary=b")):

@@ -156,6 +156,15 @@ def test_a_failure_is_task_failed_and_the_socket_stays() -> None:
     assert "Full" in event["header"]["error_message"] and one.closed is None
 
 
+def test_what_was_under_way_when_a_task_failed_is_no_second_failure() -> None:
+    """The vendor's package tells its caller the last one."""
+    one = started()
+    one.failed("1", BusyError("Full; try again in 2.5 s."))
+    for action, given in (("continue-task", {"text": "x"}), ("continue-task", {"flush": True}), ("finish-task", None)):
+        assert send(one, action, given) == [] and one.closed is None
+    assert events(send(one, "run-task", task="t2")) == ["task-started"]
+
+
 def test_out_of_order_messages_fail_and_close() -> None:
     for messages in (["continue-task"], ["run-task", "run-task"], ["jump"], ["run-task", "finish-task", "continue-task"]):
         one = Player(DashScope())

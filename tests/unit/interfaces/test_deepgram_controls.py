@@ -75,7 +75,7 @@ def test_what_cannot_be_said_is_refused_in_one_sentence_and_not_spoken(front: Ru
 
 
 def test_pauses_are_for_http_alone(front: Running) -> None:
-    status, _, data = deepgram(front, "&container=none&sample_rate=24000", r"One. \{pause:500ms\}Two.")
+    status, _, data = deepgram(front, "&encoding=linear16&container=none&sample_rate=24000", r"One. \{pause:500ms\}Two.")
     assert status == 200 and len(data) == 2 * (SAMPLES_PER_CHARACTER * len("One. Two.") + 12000)
     one = Player(Deepgram(DeepgramOptions("anna", OutputFormat(), 4096)))
     one.receive(json.dumps({"type": "Speak", "text": r"One. \{pause:500ms\}"}))

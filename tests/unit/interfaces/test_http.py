@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import http.client
 import io
 import json
@@ -207,11 +208,39 @@ def test_a_body_beyond_the_limit_is_a_413_whether_it_says_so_or_not(front: Runni
     connection.close()
 
 
+def test_a_refusal_is_heard_by_a_client_that_is_still_writing(front: Running) -> None:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", front.port, timeout=WAIT_S)) as connection:
+        for path, size, status in (("/v1/audio/speech", 2**24, 413), ("/v1/models", 0, 200)):  # more than both sockets hold
+            connection.request("POST" if size else "GET", path, bytes(size))
+            answer = connection.getresponse()
+            assert answer.status == status and answer.read()
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_an_offer_of_http2_is_no_obstacle(front: Running, is_chunked: bool) -> None:
+    """As Java's HttpClient makes it with every request."""
+    given = {"model": "tts-1", "voice": "alloy", "input": TEXT, "response_format": "pcm"}
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA"}
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", front.port, timeout=WAIT_S)) as connection:
+        for _ in range(2):
+            body = json.dumps(given).encode()
+            connection.request("POST", "/v1/audio/speech", iter([body]) if is_chunked else body, offer, encode_chunked=is_chunked)
+            answer = connection.getresponse()
+            assert (answer.status, len(answer.read())) == (200, 2 * len(TEXT) * SAMPLES_PER_CHARACTER)
+
+
 def test_every_answer_has_a_request_id(front: Running) -> None:
     for path in ("/health/live", "/v1/models", "/nowhere"):
         assert ask(front, "GET", path)[1]["x-request-id"].startswith("req_")
     assert ask(front, "GET", "/v1/models", headers={"x-request-id": "mine-1"})[1]["x-request-id"] == "mine-1"
     assert ask(front, "GET", "/v1/models", headers={"x-request-id": "a b"})[1]["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/", "/page/app.js", "/v1/models", "/nowhere", "/v1/audio/speech"])
+def test_head_is_answered_as_get_without_the_body(front: Running, path: str) -> None:
+    """``wget --spider`` asks so, in health checks of containers."""
+    (status, headers, data), (get_status, get_headers, _) = (ask(front, method, path) for method in ("HEAD", "GET"))
+    assert (status, headers["content-length"], data) == (get_status, get_headers["content-length"], b"")
 
 
 def test_models_and_voices_in_the_forms_of_their_clients(front: Running) -> None:

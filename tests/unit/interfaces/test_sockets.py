@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -156,6 +157,14 @@ def test_keys_come_in_headers_or_in_the_subprotocol(server: FakeServer, path: st
             with pytest.raises(InvalidStatus) as caught:
                 opened(front, path, **refused)
             assert caught.value.response.status_code == 401
+
+
+def test_the_page_can_send_any_key(server: FakeServer) -> None:
+    """Browsers take no ``/`` and no ``=`` in a subprotocol, which keys in base64 have."""
+    key = "9Yv/0XcQ+T2m7w=="
+    with running(server.address, keys=Keys({key: "mine"})) as front:
+        with opened(front, CARTESIA, subprotocols=["token", quote(key, safe="")]) as socket:
+            assert socket.subprotocol == "token"
 
 
 @pytest.mark.parametrize("path", [MULTI, SINGLE])

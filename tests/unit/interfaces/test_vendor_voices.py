@@ -14,6 +14,7 @@ from websockets.sync.client import connect
 from bistream.contract.voices import PRESET, ListedVoice
 from gateway.keys import Keys
 from interfaces.core.voices import VoiceStore
+from interfaces.settings import InterfaceLimits
 from tests.unit.interfaces.rig import SAMPLES_PER_CHARACTER, ReadyServer, Running, reading, running
 from tests.unit.interfaces.test_http import ask, multipart
 from tests.unit.interfaces.test_vendor_http import cartesia
@@ -127,6 +128,13 @@ def test_a_cloned_voice_of_elevenlabs_speaks_without_a_transcript_and_is_deleted
         "status": "ok"
     }
     assert ask(front, "GET", f"/v1/voices/{added['voice_id']}")[0] == 404
+
+
+def test_a_recording_may_be_larger_than_other_bodies(server: ReadyServer) -> None:
+    with running(server.address, voices=VoiceStore(), limits=InterfaceLimits(max_body_bytes=len(RECORDING) // 2)) as front:
+        for path, field in (("/v1/audio/voices", "audio_sample"), ("/v1/voices/add", "files"), ("/voices/clone", "clip")):
+            status, _, data = multipart(front, path, {"name": field, "transcript": "Words."}, [(field, "a.wav", RECORDING)])
+            assert status == 200, (path, data)
 
 
 def test_a_whole_text_with_times_is_one_object(front: Running) -> None:
