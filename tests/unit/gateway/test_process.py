@@ -137,7 +137,15 @@ def test_the_command_of_settings_gives_the_settings_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--tls-key", "x"], ["--tls-client-ca", "x"], ["--max-sessions", "-1"], ["--max-sessions", "x"], ["--nonsense"]]
+    "wrong",
+    [
+        ["--tls-key", "x"],
+        ["--tls-client-ca", "x"],
+        ["--max-sessions", "-1"],
+        ["--max-sessions", "x"],
+        ["--grpc-port", "70000"],  # gRPC itself would take it as 4464
+        ["--nonsense"],
+    ],
 )
 def test_wrong_usage_is_exit_code_2(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
