@@ -105,9 +105,8 @@ async def _report(gate: Gate, ready_file: Path, addresses: Mapping[str, str]) ->
     told = False
     while True:
         with contextlib.suppress(OSError):  # the next time comes soon
-            if gate.is_ready is told:
-                os.utime(ready_file)
-            else:
+            os.utime(ready_file)  # also where the disk has no room for another content: a gate that gives no sign of life is killed
+            if gate.is_ready is not told:
                 write_whole(ready_file, json.dumps({**addresses, "ready": gate.is_ready}).encode())
                 told = gate.is_ready
         await asyncio.sleep(HEARTBEAT_S)

@@ -246,7 +246,7 @@ def main(arguments: list[str] | None = None) -> int:
         service = Service(options)
         service.supervisor.handle_signals()
         return service.run()
-    except ServerError as error:
+    except (ServerError, OSError) as error:  # OSError: no folder for temporary files
         print(f"serve.py: {error}", file=sys.stderr)
         return EXIT_FAILED
     except Interrupted:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Self
+from types import SimpleNamespace
+from typing import Any, Self, cast
 
 import pytest
 import tritonclient.grpc as triton
 
 from bistream.client.client import BistreamClient
 from bistream.errors import BistreamError
+from gateway import process
+from gateway.gate import Gate
 from gateway.options import command, parse_arguments
 from gateway.settings import GateLimits, GateSettings, Listen, TlsSettings, UpstreamSettings
 from tests.unit.client.fake_server import Speakers
@@ -112,6 +118,25 @@ def test_a_second_signal_ends_all_and_tells_the_sessions(tmp_path: Path) -> None
             list(session)
         assert WARNING not in gate.check_end("1 sessions had not ended"), "behind a proxy it is meant so"
     server.stop()
+
+
+async def test_a_full_disk_does_not_silence_the_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keeper kills a gate whose ready file is never touched."""
+    tries, ready = [], tmp_path / "ready.json"
+    ready.write_text("{}", encoding="utf-8")
+
+    def no_room(path: Path, *parts: bytes) -> None:
+        tries.append(ready.stat().st_mtime_ns)
+        os.utime(ready, ns=(0, 0))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(process, "write_whole", no_room)
+    monkeypatch.setattr(process, "HEARTBEAT_S", 0.0)
+    report = asyncio.create_task(process._report(cast(Gate, SimpleNamespace(is_ready=True)), ready, {}))
+    while len(tries) < 3:
+        await asyncio.sleep(0)
+    report.cancel()
+    assert min(tries) > 0
 
 
 def test_what_is_wrong_at_the_start_is_one_line(tmp_path: Path) -> None:
