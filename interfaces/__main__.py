@@ -19,6 +19,7 @@ from bistream.contract.checks import check_speaker_name
 from bistream.contract.voices import REGISTERED
 from bistream.errors import BistreamError, ConfigError
 from bistream.processes.limits import raise_soft_limit
+from bistream.processes.loopback import reach_this_host_directly
 from gateway.keys import Keys
 from gateway.listening import listening_socket
 from interfaces.audio.recordings import decode_recording
@@ -173,6 +174,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("uvicorn", "python_multipart"):  # they have a line for each request that is none
         logging.getLogger(name).setLevel(logging.ERROR)
     _log_utterances()
+    reach_this_host_directly()
     gc.freeze()  # what the imports made is never garbage, and messages come and go without cycles: look for them seldom
     gc.set_threshold(20_000, 20, 50)
     try:

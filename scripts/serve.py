@@ -44,6 +44,7 @@ from bistream.keeper.repository import read_parameters
 from bistream.keeper.server_process import Interrupted, Ports, ServerSettings, TritonServer
 from bistream.keeper.server_start import verify_nothing
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
+from bistream.processes.loopback import reach_this_host_directly
 from bistream.processes.start_phases import interpreter_is_ready, phase, progress_in
 from gateway.options import add_client_arguments, check_client_arguments, limits_of, port, tls_of
 from gateway.settings import GateLimits, GateSettings, Listen, UpstreamSettings
@@ -240,6 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.execv(command[0], command)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s serve: %(message)s", stream=sys.stderr)
     interpreter_is_ready()
+    reach_this_host_directly()
     if (log := log_path(options)) is not None:
         logging.info("the server's own log: %s", log)
     try:
