@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import resource
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ import uvloop
 
 from bistream.errors import ConfigError
 from bistream.processes.limits import raise_soft_limit
+from bistream.processes.signals import stop_signals
 from bistream.processes.whole_file import write_whole
 from gateway.gate import Gate
 from gateway.grpc_server import GrpcServer
@@ -40,7 +40,7 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     """The first and the second time that the process is asked to end."""
     first, second = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in stop_signals():
         loop.add_signal_handler(number, lambda: (second if first.is_set() else first).set())
     return first, second
 
