@@ -54,7 +54,7 @@ class Keys:
         Raises ``ConfigError``.
         """
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8-sig").splitlines()  # some editors begin a file with a byte order mark
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"The API keys {path} cannot be read ({type(error).__name__}); name a text file with one key per line."

@@ -23,9 +23,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> GateSettings:
     )
     parser.add_argument("--upstream", default=UpstreamSettings.address, metavar="HOST:PORT", help="Triton's gRPC (default %(default)s)")
     parser.add_argument("--grpc-address", default="127.0.0.1", help="default %(default)s; 0.0.0.0 serves other machines")
-    parser.add_argument("--grpc-port", type=int, default=8001, help="default %(default)s; 0: a free one")
+    parser.add_argument("--grpc-port", type=free_port, default=8001, help="default %(default)s; 0: a free one")
     parser.add_argument("--http-address", default="127.0.0.1", help="default %(default)s")
-    parser.add_argument("--http-port", type=int, help="HTTP door and /metrics (default: nowhere); 0: a free one")
+    parser.add_argument("--http-port", type=free_port, help="HTTP door and /metrics (default: nowhere); 0: a free one")
     parser.add_argument("--drain-timeout-s", type=float, default=GateSettings.drain_timeout_s, help="default %(default)s")
     parser.add_argument("--hold-file", type=Path, help="while it exists, no sessions are taken")
     parser.add_argument(
@@ -35,6 +35,18 @@ def parse_arguments(arguments: Sequence[str] | None) -> GateSettings:
     options = parser.parse_args(arguments)
     check_client_arguments(parser, options)
     return _settings(options)
+
+
+def port(word: str, lowest: int = 1) -> int:
+    """The value of an option: gRPC would listen at 4464 for 70000, and say nothing. Raises ``ValueError``."""
+    if not lowest <= (number := int(word)) <= 65_535:
+        raise ValueError
+    return number
+
+
+def free_port(word: str) -> int:
+    """The same, or 0."""
+    return port(word, lowest=0)
 
 
 def add_client_arguments(parser: argparse.ArgumentParser) -> None:

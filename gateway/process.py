@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import resource
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ import uvloop
 
 from bistream.errors import ConfigError
 from bistream.processes.limits import raise_soft_limit
+from bistream.processes.signals import stop_signals
 from bistream.processes.whole_file import write_whole
 from gateway.gate import Gate
 from gateway.grpc_server import GrpcServer
@@ -40,7 +40,7 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     """The first and the second time that the process is asked to end."""
     first, second = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in stop_signals():
         loop.add_signal_handler(number, lambda: (second if first.is_set() else first).set())
     return first, second
 
@@ -105,9 +105,8 @@ async def _report(gate: Gate, ready_file: Path, addresses: Mapping[str, str]) ->
     told = False
     while True:
         with contextlib.suppress(OSError):  # the next time comes soon
-            if gate.is_ready is told:
-                os.utime(ready_file)
-            else:
+            os.utime(ready_file)  # also where the disk has no room for another content: a gate that gives no sign of life is killed
+            if gate.is_ready is not told:
                 write_whole(ready_file, json.dumps({**addresses, "ready": gate.is_ready}).encode())
                 told = gate.is_ready
         await asyncio.sleep(HEARTBEAT_S)

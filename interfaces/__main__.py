@@ -7,7 +7,6 @@ import contextlib
 import gc
 import logging
 import resource
-import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +18,8 @@ from bistream.contract.checks import check_speaker_name
 from bistream.contract.voices import REGISTERED
 from bistream.errors import BistreamError, ConfigError
 from bistream.processes.limits import raise_soft_limit
+from bistream.processes.loopback import reach_this_host_directly
+from bistream.processes.signals import stop_signals
 from gateway.keys import Keys
 from gateway.listening import listening_socket
 from interfaces.audio.recordings import decode_recording
@@ -120,7 +121,7 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     """The first and the second time that the process is asked to end."""
     first, second = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in stop_signals():
         loop.add_signal_handler(number, lambda: (second if first.is_set() else first).set())
     return first, second
 
@@ -173,6 +174,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("uvicorn", "python_multipart"):  # they have a line for each request that is none
         logging.getLogger(name).setLevel(logging.ERROR)
     _log_utterances()
+    reach_this_host_directly()
     gc.freeze()  # what the imports made is never garbage, and messages come and go without cycles: look for them seldom
     gc.set_threshold(20_000, 20, 50)
     try:

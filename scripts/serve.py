@@ -44,8 +44,9 @@ from bistream.keeper.repository import read_parameters
 from bistream.keeper.server_process import Interrupted, Ports, ServerSettings, TritonServer
 from bistream.keeper.server_start import verify_nothing
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
+from bistream.processes.loopback import reach_this_host_directly
 from bistream.processes.start_phases import interpreter_is_ready, phase, progress_in
-from gateway.options import add_client_arguments, check_client_arguments, limits_of, tls_of
+from gateway.options import add_client_arguments, check_client_arguments, limits_of, port, tls_of
 from gateway.settings import GateLimits, GateSettings, Listen, UpstreamSettings
 from scripts.edge_command import edge_command
 
@@ -60,10 +61,10 @@ def add_public_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model-repository", type=Path, default=BUILD / "model_repo", help="made by make_model_repo.py")
     parser.add_argument("--grpc-address", default=LOOPBACK, help="default %(default)s; 0.0.0.0 serves other machines")
     parser.add_argument("--http-address", default=LOOPBACK, help="default %(default)s; with --direct also of the metrics, unprotected")
-    parser.add_argument("--grpc-port", type=int, default=8001)
-    parser.add_argument("--http-port", type=int, default=8000)
+    parser.add_argument("--grpc-port", type=port, default=8001)
+    parser.add_argument("--http-port", type=port, default=8000)
     parser.add_argument("--ready-file", type=Path, help="holds the addresses as JSON while new sessions are accepted")
-    parser.add_argument("--health-port", type=int, help="answer /v2/health/ready, /v2/health/live and, for one server, /metrics there")
+    parser.add_argument("--health-port", type=port, help="answer /v2/health/ready, /v2/health/live and, for one server, /metrics there")
     parser.add_argument("--health-address", default=LOOPBACK, help="default %(default)s; 0.0.0.0 answers other machines")
 
 
@@ -80,7 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--edge", action="store_true", help="Envoy before the gate takes the public addresses and TLS (docs/deployment.md)")
     parser.add_argument("--direct", action="store_true", help="no gate: clients reach Triton, and any of them can end it")
-    parser.add_argument("--metrics-port", type=int, default=8002, help="Triton's metrics, on loopback")
+    parser.add_argument("--metrics-port", type=port, default=8002, help="Triton's metrics, on loopback")
     parser.add_argument("--free-ports", action="store_true", help="choose free ports instead")
     parser.add_argument(
         "--log-file",
@@ -240,13 +241,14 @@ def main(arguments: list[str] | None = None) -> int:
         os.execv(command[0], command)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s serve: %(message)s", stream=sys.stderr)
     interpreter_is_ready()
+    reach_this_host_directly()
     if (log := log_path(options)) is not None:
         logging.info("the server's own log: %s", log)
     try:
         service = Service(options)
         service.supervisor.handle_signals()
         return service.run()
-    except ServerError as error:
+    except (ServerError, OSError) as error:  # OSError: no folder for temporary files
         print(f"serve.py: {error}", file=sys.stderr)
         return EXIT_FAILED
     except Interrupted:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bistream.keeper.host import ServerError
+from bistream.keeper.host import LOOPBACK, ServerError, reachable
 from bistream.keeper.member_group import Member, MemberGroup, MemberPlan, import_path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,7 +54,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> tuple[list[str], list[st
         parser.error("--keys-file is given, so the server wants a key of the interfaces, too; set BISTREAM_API_KEY to one of its keys")
     common = [f"{name}={given[name]}" for name in SHARED if given[name] is not None and own[name] is None]
     if own["--server"] is None:
-        common.append(f"--server=localhost:{given['--grpc-port'] or 8001}")
+        address = reachable(given["--grpc-address"] or LOOPBACK)
+        host = "localhost" if address in (LOOPBACK, "::1") else f"[{address}]" if ":" in address else address
+        common.append(f"--server={host}:{given['--grpc-port'] or 8001}")
     if given["--tls-certificate"]:
         common.append("--server-tls")
     return [*UNLIMITED, *server], [*common, *interfaces]
@@ -63,7 +65,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> tuple[list[str], list[st
 def _options(words: Sequence[str]) -> dict[str, str | None]:
     """Values among the arguments of one side; None where one is not given."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in (*SHARED, "--grpc-port", "--server"):
+    for name in (*SHARED, "--grpc-address", "--grpc-port", "--server"):
         parser.add_argument(name, dest=name)
     return vars(parser.parse_known_args(words)[0])
 

@@ -23,6 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bistream.errors import BistreamError
+from gateway.options import port
 from scripts.fill_template import TemplateError, placeholders
 from scripts.make_model_repo import (
     PROFILES,
@@ -42,6 +43,7 @@ PREFIX, SEPARATOR = "BISTREAM__", "__"
 SERVE_GROUP = f"{PREFIX}SERVE__"
 MODEL_DIR, MODEL_REPO, PROFILE = "MODEL_DIR", "MODEL_REPO", "PROFILE"  # the names of run.sh
 NEAREST = 3
+NEEDED = {int: "a whole number", float: "a number", port: "a port from 1 to 65535"}
 FLAGS = {"true": True, "1": True, "false": False, "0": False}
 LOG_TO_CONTAINER = "--log-file=-"  # containers collect standard error; an option after it counts more
 EXIT_FAILED = 1
@@ -103,11 +105,11 @@ def option_words(name: str, action: argparse.Action, value: str) -> list[str]:
         return [option] if FLAGS[value.lower()] else []
     if action.choices is not None and value not in action.choices:
         raise VariableError(f"{name} is {value!r}; it is one of {', '.join(map(str, action.choices))}.")
-    if action.type in (int, float):
+    if callable(action.type) and action.type in NEEDED:
         try:
             action.type(value)
         except ValueError:
-            raise VariableError(f"{name} is {value!r}; a {'whole ' if action.type is int else ''}number is needed.") from None
+            raise VariableError(f"{name} is {value!r}; {NEEDED[action.type]} is needed.") from None
     return [f"{option}={value}"]
 
 

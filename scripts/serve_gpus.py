@@ -38,7 +38,7 @@ from bistream.keeper.member_group import Member, MemberPlan
 from bistream.keeper.ready_file import ReadyFile
 from bistream.keeper.server_group import ServerGroup
 from bistream.processes.limits import raise_soft_limit
-from gateway.options import add_tls_arguments, check_tls_arguments, tls_of
+from gateway.options import add_tls_arguments, check_tls_arguments, free_port, port, tls_of
 from scripts.serve import add_public_arguments, make_parser
 
 SERVE = Path(__file__).resolve().with_name("serve.py")
@@ -62,8 +62,8 @@ def make_group_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--servers", type=int, metavar="N", help="default: one for each visible GPU; more share the GPUs in turn, 1 has all"
     )
-    parser.add_argument("--first-port", type=int, default=8100, help="ports of the servers (default %(default)s); 0: free ones")
-    parser.add_argument("--admin-port", type=int, default=9901, help="Envoy's own, on loopback: /stats/prometheus (default %(default)s)")
+    parser.add_argument("--first-port", type=free_port, default=8100, help="ports of the servers (default %(default)s); 0: free ones")
+    parser.add_argument("--admin-port", type=port, default=9901, help="Envoy's own, on loopback: /stats/prometheus (default %(default)s)")
     parser.add_argument("--log-folder", type=Path, help="for each server's own log, server-N.log (default: beside the model repository)")
     add_tls_arguments(parser)
     parser.add_argument("--envoy", type=Path, default=os.environ.get("ENVOY"), help="or $ENVOY (default: requirements/envoy.txt, or PATH)")

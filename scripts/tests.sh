@@ -13,7 +13,7 @@ run_tests() {
   [ -z "$judges_made" ] || wait "$judges_made" || fail "the judges of the voice could not be installed; see $BUILD/judges.log"
   # Up to thirty processes on two cores: a test that fails is tried once more, and the summary names it (RERUN): a race to be mended. Who
   # waits for a server or a limit leaves the cores to one more worker; groups and their order: tests/triton/conftest.py.
-  python "${pytest[@]}" -n $(($(nproc) + 1)) --dist loadgroup --no-loadscope-reorder --reruns 1 -rfER tests/triton "$@"
+  python "${pytest[@]}" -n $(($(nproc) + 1)) --dist loadgroup --no-loadscope-reorder --reruns 1 --rerun-show-tracebacks -rfER tests/triton "$@"
   if [ -n "$judges_made" ]; then
     VOICE_DIR=$VOICE_DIR JUDGES_PYTHON=$(realpath -s "$BUILD/judges/bin/python") python "${pytest[@]}" -n auto --dist loadfile tests/voice "$@"
   fi

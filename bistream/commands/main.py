@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from bistream import __version__
+from bistream.processes.loopback import reach_this_host_directly
 
 EXIT_OK, EXIT_UNREAD, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -43,6 +44,7 @@ COMMANDS = {
 def main(arguments: list[str] | None = None) -> int:
     """The exit code of the sub-command; 2 where there is no such command, or its packages are not installed."""
     words = sys.argv[1:] if arguments is None else arguments
+    reach_this_host_directly()
     try:
         try:
             return _run(words)

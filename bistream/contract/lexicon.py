@@ -97,7 +97,7 @@ def check_lexicon(text: str) -> None:
 def lexicon_text(path: str | Path) -> str:
     """Of a file, checked. Raises ``InvalidInputError``."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"The lexicon {path} cannot be read ({type(error).__name__}); name a JSON file in UTF-8.") from None
     check_lexicon(text)

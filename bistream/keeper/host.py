@@ -1,6 +1,6 @@
 """What the server requires of the host and finds on it: libpython, ports, processes.
 
-Imports only the standard library, because ``scripts/setup_triton.py`` runs it before anything is installed.
+Imports nothing that must be installed: ``scripts/setup_triton.py`` runs it before anything is.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import urllib.request
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
+from bistream.processes.signals import stop_signals
+
 SHARED_MEMORY = Path("/dev/shm")
 LOOPBACK = "127.0.0.1"
 KILL_AFTER_S = 5.0
@@ -36,8 +38,8 @@ class GoldenError(ServerError):
 
 
 def handle_stop_signals(stop: Callable[[], None]) -> None:
-    """Have SIGTERM, SIGINT and SIGHUP call ``stop``. From the main thread."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    """Have ``stop_signals`` call ``stop``. From the main thread."""
+    for number in stop_signals():
         signal.signal(number, lambda number, frame: stop())
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _pytest._code.code import ExceptionRepr
 from numpy.typing import NDArray
 from xdist.scheduler import LoadScopeScheduling
 
@@ -43,6 +44,7 @@ FLOW_CONTEXT_S = 5  # the same server
 MOST_CHARS = 12_000
 PATIENCE_S = 240.0  # for anything that happens on a working server; of a broken one, whose test fails after it
 PROBE_TIMEOUT_S = WAIT_TIMEOUT_S = PATIENCE_S
+LAST_LINES = 40
 START_TIMEOUT_S = 600.0  # of a server whose six models share one core with others
 
 
@@ -86,6 +88,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     first = [*LONG, *sorted({group_of(item.nodeid) for item in ours} - set(LONG))]
     ours.sort(key=lambda item: first.index(group_of(item.nodeid)))
     items[:] = [item for item in items if Path(__file__).parent not in item.path.parents] + ours
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows what servers and gates have said meanwhile: a client alone cannot tell why one of them does not answer."""
+    report = yield
+    if report.failed and isinstance(report.longrepr, ExceptionRepr):
+        for name, lines in last_lines(item.config._tmp_path_factory.getbasetemp(), call.start).items():  # type: ignore[attr-defined]
+            report.longrepr.addsection(name, lines)
+    return report
+
+
+def last_lines(folder: Path, since: float) -> dict[str, str]:
+    """Of the logs below it that were written since then (``time.time()``), by name."""
+    logs = sorted(path for path in folder.rglob("*.log") if path.stat().st_mtime >= since)
+    tails = ((path, path.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]) for path in logs)
+    return {str(path.relative_to(folder)): "\n".join(lines) for path, lines in tails}
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -95,6 +95,19 @@ def test_certificate_and_keys_hold_for_both(monkeypatch: pytest.MonkeyPatch, cap
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "server"),
+    [
+        ([], "localhost:8001"),
+        (["--grpc-address", "0.0.0.0", "--grpc-port=7001"], "localhost:7001"),
+        (["--grpc-address", "10.0.0.5"], "10.0.0.5:8001"),
+        (["--grpc-address=fd00::5"], "[fd00::5]:8001"),
+    ],
+)
+def test_the_interfaces_find_the_server_where_it_listens(words: list[str], server: str) -> None:
+    assert parse_arguments([*words, "--interfaces"])[1] == [f"--server={server}"]
+
+
 @pytest.mark.parametrize("given", [True, False])
 def test_readiness_is_the_ready_file_that_was_given_or_its_own(given: bool, tmp_path: Path) -> None:
     ready_file = tmp_path / ("given" if given else "server")

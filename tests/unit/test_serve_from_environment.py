@@ -69,7 +69,8 @@ def test_no_unknown_name_is_ignored(name: str) -> None:
 @pytest.mark.parametrize(
     ("variables", "sentence"),
     [
-        ({"SERVE__GRPC_PORT": "x"}, "BISTREAM__SERVE__GRPC_PORT is 'x'; a whole number is needed."),
+        ({"SERVE__GRPC_PORT": "x"}, "BISTREAM__SERVE__GRPC_PORT is 'x'; a port from 1 to 65535 is needed."),
+        ({"SERVE__MAX_RESTARTS": "x"}, "BISTREAM__SERVE__MAX_RESTARTS is 'x'; a whole number is needed."),
         ({"SERVE__DRAIN_TIMEOUT_S": "1m"}, "BISTREAM__SERVE__DRAIN_TIMEOUT_S is '1m'; a number is needed."),
         ({"SERVE__DIRECT": "maybe"}, "BISTREAM__SERVE__DIRECT is 'maybe'; it is true or false."),
         ({"SERVE__MPS": "yes"}, "BISTREAM__SERVE__MPS is 'yes'; it is one of auto, on, off."),

@@ -38,6 +38,13 @@ def test_a_key_is_found_in_every_usual_header(keys: Keys, headers: dict[str, str
     assert keys.name_of(headers) == "anna's phone"
 
 
+def test_files_that_begin_with_a_byte_order_mark_are_read(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"{KEY} anna lexicon=words.json\r\n", encoding="utf-8-sig")
+    (tmp_path / "words.json").write_text('{"GmbH": "Gesellschaft"}', encoding="utf-8-sig")
+    keys = Keys.read(tmp_path / "keys")
+    assert keys.name_of({"x-api-key": KEY}) == "anna" and json.loads(keys.lexicon_of("anna")) == {"GmbH": "Gesellschaft"}
+
+
 def test_a_key_without_a_name_has_the_same_one_wherever_it_stands(keys: Keys, tmp_path: Path) -> None:
     """An upload belongs to the name."""
     name = keys.name_of({"x-api-key": OTHER})

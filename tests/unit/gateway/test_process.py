@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Self
+from types import SimpleNamespace
+from typing import Any, Self, cast
 
 import pytest
 import tritonclient.grpc as triton
 
 from bistream.client.client import BistreamClient
 from bistream.errors import BistreamError
+from gateway import process
+from gateway.gate import Gate
 from gateway.options import command, parse_arguments
 from gateway.settings import GateLimits, GateSettings, Listen, TlsSettings, UpstreamSettings
 from tests.unit.client.fake_server import Speakers
@@ -114,6 +120,25 @@ def test_a_second_signal_ends_all_and_tells_the_sessions(tmp_path: Path) -> None
     server.stop()
 
 
+async def test_a_full_disk_does_not_silence_the_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keeper kills a gate whose ready file is never touched."""
+    tries, ready = [], tmp_path / "ready.json"
+    ready.write_text("{}", encoding="utf-8")
+
+    def no_room(path: Path, *parts: bytes) -> None:
+        tries.append(ready.stat().st_mtime_ns)
+        os.utime(ready, ns=(0, 0))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(process, "write_whole", no_room)
+    monkeypatch.setattr(process, "HEARTBEAT_S", 0.0)
+    report = asyncio.create_task(process._report(cast(Gate, SimpleNamespace(is_ready=True)), ready, {}))
+    while len(tries) < 3:
+        await asyncio.sleep(0)
+    report.cancel()
+    assert min(tries) > 0
+
+
 def test_what_is_wrong_at_the_start_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gateway", "--keys-file", str(tmp_path / "none")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
@@ -137,7 +162,15 @@ def test_the_command_of_settings_gives_the_settings_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--tls-key", "x"], ["--tls-client-ca", "x"], ["--max-sessions", "-1"], ["--max-sessions", "x"], ["--nonsense"]]
+    "wrong",
+    [
+        ["--tls-key", "x"],
+        ["--tls-client-ca", "x"],
+        ["--max-sessions", "-1"],
+        ["--max-sessions", "x"],
+        ["--grpc-port", "70000"],  # gRPC itself would take it as 4464
+        ["--nonsense"],
+    ],
 )
 def test_wrong_usage_is_exit_code_2(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
