@@ -21,7 +21,7 @@ from typing import Any
 from bistream.errors import BusyError
 
 ANALYSIS_THREADS = 2  # at a time where they are slow: while one recording is at the tokenizer, another can be at the speaker encoder
-FAST_ANALYSIS_THREADS = 8  # where they are fast: what goes through the networks together (``batching.MOST``)
+FAST_ANALYSIS_THREADS = 8  # where they are fast: what goes through the networks together (``fixed_sizes.ROWS``)
 FAST_S = 0.1  # an analysis is fast if it takes less, smoothed over a few
 _SMOOTHING = 0.2
 

@@ -37,8 +37,6 @@ class OnnxModel:
         self._other_types = [_OTHER_TYPES.get(item.type) for item in inputs]
         if len(inputs) != num_inputs:
             raise CheckpointError(f"{file_name} has {len(inputs)} inputs, not {num_inputs}; it is not the released model's file.")
-        # An axis of any size has a name or nothing in place of a number.
-        self.takes_batches = not any(item.shape and isinstance(item.shape[0], int) for item in inputs)
 
     def run(self, *inputs: NDArray[Any]) -> NDArray[Any]:
         """Inputs by position; returns the first output. Raises ``EngineError`` when the model fails."""

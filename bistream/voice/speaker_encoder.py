@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
-from bistream.errors import CheckpointError, EngineError, InvalidInputError
+from bistream.errors import CheckpointError, InvalidInputError
 from bistream.processes.start_phases import phase
 from bistream.types import FloatArray, SpeakerFeatures
-from bistream.voice.batching import Batching, groups
 from bistream.voice.build import prompt_mel
 from bistream.voice.features import KALDI_MEL_BINS, MEL_HIGH_HZ, fbank_16k
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
@@ -33,17 +32,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NUM_INPUTS = 1
-_CHECKED_FRAMES = 120
-_ROUNDING = 1e-5  # relative: sums of a batch may have another order
 # Between two programs, over the frames below: rounding leaves 1 - 1e-12. What lies between is a network that is not quite the file's.
 LEAST_COSINE = 0.9999
 _COMPARED_FRAMES = (420, 98, 230)  # of the second's, which end in the middle of one
 
 
 class SpeakerNetwork(Protocol):
-    """Thread-safe. widest: form of batch that may have a meaning to it. Frames are float32 [T, 80], arrays or tensors."""
-
-    widest: Batching
+    """Thread-safe. Frames are float32 [T, 80], arrays or tensors."""
 
     def filter_bank(self, waveform: FloatArray) -> Any:
         """float32 [N], 16 kHz -> the Kaldi filter bank, where the network wants it."""
@@ -52,15 +47,14 @@ class SpeakerNetwork(Protocol):
         """As ``build.prompt_mel``, of each."""
 
     def vectors(self, frames: Sequence[Any]) -> FloatArray:
-        """float32 [B, size]. Raises ``EngineError``."""
+        """float32 [B, size], as each alone gives them, but for the order of sums. Raises ``EngineError``."""
 
 
 class OnnxSpeakers:
-    """Never padded: the network averages over time, and padding would count."""
+    """One recording in each call: the file's network averages over time, and padding would count."""
 
     def __init__(self, model: OnnxModel) -> None:
         self._model = model
-        self.widest = Batching.EQUAL if model.takes_batches else Batching.ALONE
 
     def filter_bank(self, waveform: FloatArray) -> FloatArray:
         return fbank_16k(waveform)
@@ -69,11 +63,7 @@ class OnnxSpeakers:
         return [prompt_mel(waveform, high_hz) for waveform in waveforms]
 
     def vectors(self, frames: Sequence[FloatArray]) -> FloatArray:
-        vectors = self._model.run(np.stack(frames))
-        if vectors.size % len(frames):
-            raise EngineError(f"The speaker encoder returned {vectors.size} values for {len(frames)} recordings; use the released file.")
-        rows: FloatArray = vectors.reshape(len(frames), -1).astype(np.float32)
-        return rows
+        return np.stack([self._model.run(one[None]).reshape(-1).astype(np.float32) for one in frames])
 
 
 class SpeakerEncoder:
@@ -84,7 +74,6 @@ class SpeakerEncoder:
         self._network = network
         self._size = size
         self._mel_high_hz = mel_high_hz
-        self.batching = choose_batching(network)
 
     @classmethod
     def from_model_dir(cls, model_dir: str | Path, device: str = "auto", num_threads: int = 0) -> SpeakerEncoder:
@@ -106,17 +95,13 @@ class SpeakerEncoder:
         return self.embeddings_of([waveform])[0]
 
     def embeddings_of(self, waveforms: Sequence[FloatArray]) -> list[FloatArray]:
-        """``embedding`` of each, in as few calls of the network as give the same. Raises as ``embedding`` does, for all of them."""
-        frames = [self._centred(waveform) for waveform in waveforms]
-        found: dict[int, FloatArray] = {}
-        for group in groups([len(one) for one in frames], self.batching):
-            vectors = self._network.vectors([frames[position] for position in group])
-            if vectors.shape[1] != self._size:
-                raise CheckpointError(
-                    f"{SPEAKER_ENCODER_FILE} returned {vectors.shape[1]} values, not {self._size}; it is not the released model's file."
-                )
-            found.update(zip(group, vectors, strict=True))
-        return [found[position] for position in range(len(frames))]
+        """``embedding`` of each. Raises as ``embedding`` does, for all of them."""
+        vectors = self._network.vectors([self._centred(waveform) for waveform in waveforms])
+        if vectors.shape[1] != self._size:
+            raise CheckpointError(
+                f"{SPEAKER_ENCODER_FILE} returned {vectors.shape[1]} values, not {self._size}; it is not the released model's file."
+            )
+        return list(vectors)
 
     def features_of(self, waveforms: Sequence[FloatArray]) -> list[SpeakerFeatures]:
         """Embedding and mel of each. Raises as ``embedding`` and ``build.prompt_mel`` do, for all of them."""
@@ -164,7 +149,7 @@ def check_same_vectors(network: SpeakerNetwork, original: SpeakerNetwork) -> Non
     """
     frames = _random_frames(_COMPARED_FRAMES)
     ours = network.vectors(frames)
-    theirs = np.concatenate([original.vectors([one]) for one in frames])
+    theirs = original.vectors(frames)
     centre = theirs.mean(axis=0)
     least = float(cosines(ours - centre, theirs - centre).min()) if ours.shape == theirs.shape else -1.0
     if not least >= LEAST_COSINE:
@@ -179,21 +164,6 @@ def cosines(first: FloatArray, second: FloatArray) -> NDArray[Any]:
     lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     found: NDArray[Any] = (first * second).sum(axis=1) / lengths
     return found
-
-
-def choose_batching(network: SpeakerNetwork) -> Batching:
-    """The widest form of batch in which two recordings get what each gets alone, tried out: an open batch axis does not promise it."""
-    if network.widest is Batching.ALONE:
-        return Batching.ALONE
-    counts = (_CHECKED_FRAMES, _CHECKED_FRAMES if network.widest is Batching.EQUAL else _CHECKED_FRAMES - 50)
-    frames = _random_frames(counts)
-    alone = np.concatenate([network.vectors([one]) for one in frames])
-    try:
-        together = network.vectors(frames)
-    except EngineError:
-        return Batching.ALONE
-    is_equal = together.shape == alone.shape and bool(np.abs(together - alone).max() <= _ROUNDING * np.abs(alone).max())
-    return network.widest if is_equal else Batching.ALONE
 
 
 def _random_frames(counts: Sequence[int]) -> list[FloatArray]:

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from bistream.checkpoints.files import family_of
 from bistream.config import RuntimeConfig
-from bistream.errors import CheckpointError, EngineError
+from bistream.errors import CheckpointError
 from bistream.processes.start_phases import phase
 from bistream.types import FloatArray, IntArray
-from bistream.voice.batching import Batching, groups
 from bistream.voice.features import WHISPER_MEL_BINS, log_mel_16k
 from bistream.voice.onnx_session import OnnxModel
 from bistream.voice.programs import check_once, in_torch
@@ -32,41 +31,31 @@ logger = logging.getLogger(__name__)
 
 FRAMES_PER_TOKEN = 4  # Whisper's, of 10 ms: the network halves them twice
 NUM_INPUTS = 2  # mels and their lengths
-_CHECKED_FRAMES = ((101, 64), (80, 80))  # of two recordings: padded, of equal length
 # Digits of codes that may differ between two programs: rounding turns about one in 10,000; a network that is not the file's turns most.
 _MOST_DIFFERENT = 0.01
 
 
 class TokenNetwork(Protocol):
-    """Thread-safe. takes_batches: whether more than one recording at a time has a meaning to it. Mels are float32 [128, T], arrays or
-    tensors."""
-
-    takes_batches: bool
+    """Thread-safe. Mels are float32 [128, T], arrays or tensors."""
 
     def log_mel(self, waveform: FloatArray) -> Any:
         """float32 [N], 16 kHz -> the mel, where the network wants it. Raises ``InvalidInputError`` for too short a recording."""
 
     def codes(self, mels: Sequence[Any]) -> Sequence[NDArray[Any]]:
-        """int [at least ceil(T / 4)] of each, in one call of the network. Raises ``EngineError``."""
+        """int [at least ceil(T / 4)] of each, as each alone gives them. Raises ``EngineError``."""
 
 
 class OnnxNetwork:
+    """One recording in each call: on a CPU several together only make the first wait for the last."""
+
     def __init__(self, model: OnnxModel) -> None:
         self._model = model
-        self.takes_batches = model.takes_batches
 
     def log_mel(self, waveform: FloatArray) -> FloatArray:
         return log_mel_16k(waveform)
 
     def codes(self, mels: Sequence[FloatArray]) -> Sequence[NDArray[Any]]:
-        lengths = np.array([mel.shape[1] for mel in mels], dtype=np.int32)
-        batch = np.zeros((len(mels), WHISPER_MEL_BINS, int(lengths.max())), dtype=np.float32)
-        for row, mel in zip(batch, mels, strict=True):
-            row[:, : mel.shape[1]] = mel
-        codes = self._model.run(batch, lengths)
-        if codes.size % len(mels):
-            raise EngineError(f"The speech tokenizer returned {codes.size} tokens for {len(mels)} recordings; use the released file.")
-        return list(codes.reshape(len(mels), -1))
+        return [self._model.run(mel[None], np.array(mel.shape[1:], np.int32)).reshape(-1) for mel in mels]
 
 
 class SpeechTokenizer:
@@ -74,8 +63,6 @@ class SpeechTokenizer:
 
     def __init__(self, network: TokenNetwork) -> None:
         self._network = network
-        self.batching = choose_batching(network)
-        logger.info("recordings are tokenized %s", f"together, {self.batching.value}" if self.batching is not Batching.ALONE else "alone")
 
     @classmethod
     def from_model_dir(cls, model_dir: str | Path, device: str = "auto", num_threads: int = 0) -> SpeechTokenizer:
@@ -95,12 +82,8 @@ class SpeechTokenizer:
         return self.tokens_of([waveform])[0]
 
     def tokens_of(self, waveforms: Sequence[FloatArray]) -> list[IntArray]:
-        """``tokens`` of each, in as few calls of the network as give the same codes. Raises as ``tokens`` does, for all of them."""
-        mels = [self._network.log_mel(waveform) for waveform in waveforms]
-        found: dict[int, IntArray] = {}
-        for group in groups([mel.shape[1] for mel in mels], self.batching):
-            found.update(zip(group, _together(self._network, [mels[position] for position in group]), strict=True))
-        return [found[position] for position in range(len(mels))]
+        """``tokens`` of each. Raises as ``tokens`` does, for all of them."""
+        return _tokens(self._network, [self._network.log_mel(waveform) for waveform in waveforms])
 
 
 def _open_network(config: RuntimeConfig, before_cpu: Callable[[], None]) -> TokenNetwork:
@@ -138,8 +121,7 @@ def check_same_codes(name: str, network: TokenNetwork, original: TokenNetwork) -
     positions, the mask.
     """
     mels = _random_mels((300, 180))
-    ours = np.concatenate(_together(network, mels))
-    theirs = np.concatenate([_together(original, [mel])[0] for mel in mels])
+    ours, theirs = (np.concatenate(_tokens(one, mels)) for one in (network, original))
     different = float((_digits(ours) != _digits(theirs)).mean())
     if different > _MOST_DIFFERENT:
         raise CheckpointError(
@@ -158,30 +140,7 @@ def _random_mels(frames: Sequence[int]) -> list[FloatArray]:
     return [generator.standard_normal((WHISPER_MEL_BINS, count)).astype(np.float32) for count in frames]
 
 
-def choose_batching(network: TokenNetwork) -> Batching:
-    """The widest form of batch in which two recordings get the codes that each gets alone, tried out.
-
-    That a file has an open batch axis does not say that it masks what is beyond a recording's length in every layer, nor that its
-    shapes inside follow the axis.
-    """
-    if not network.takes_batches:
-        return Batching.ALONE
-    if _gives_equal_codes(network, _CHECKED_FRAMES[0]):
-        return Batching.PADDED
-    return Batching.EQUAL if _gives_equal_codes(network, _CHECKED_FRAMES[1]) else Batching.ALONE
-
-
-def _gives_equal_codes(network: TokenNetwork, frames: Sequence[int]) -> bool:
-    mels = _random_mels(frames)
-    alone = [_together(network, [mel])[0] for mel in mels]
-    try:
-        together = _together(network, mels)
-    except EngineError:
-        return False
-    return all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))
-
-
-def _together(network: TokenNetwork, mels: Sequence[Any]) -> list[IntArray]:
-    """One call: mels float32 [128, T] each -> codes int32 [ceil(T / 4)] each."""
+def _tokens(network: TokenNetwork, mels: Sequence[Any]) -> list[IntArray]:
+    """mels float32 [128, T] each -> codes int32 [ceil(T / 4)] each."""
     rows = zip(network.codes(mels), mels, strict=True)
     return [row[: -(-mel.shape[1] // FRAMES_PER_TOKEN)].astype(np.int32) for row, mel in rows]

@@ -12,7 +12,6 @@ from bistream.checkpoints.reader import find_file
 from bistream.config import RuntimeConfig
 from bistream.errors import EngineError
 from bistream.types import FloatArray
-from bistream.voice.batching import Batching
 from bistream.voice.campplus_network import CampplusNetwork
 from bistream.voice.campplus_weights import read_campplus
 from bistream.voice.features import KALDI_MEL_BINS
@@ -23,8 +22,6 @@ from bistream.voice.torch_features import TorchFeatures
 
 class TorchSpeakers:
     """Thread-safe."""
-
-    widest = Batching.PADDED
 
     def __init__(self, network: CampplusNetwork, device: torch.device) -> None:
         self._network = FixedSizes("speaker encoder", network.to(device), KALDI_MEL_BINS, device, batch_sizes(device))

@@ -23,8 +23,6 @@ from bistream.voice.torch_features import TorchFeatures
 class TorchTokens:
     """Thread-safe."""
 
-    takes_batches = True
-
     def __init__(self, network: FixedSizes, features: TorchFeatures) -> None:
         """network: mel frames of recordings -> codes int [at least ceil(T / 4)] of each."""
         self._network = network

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from bistream.config import RuntimeConfig
 from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.types import FloatArray
-from bistream.voice.batching import Batching
 from bistream.voice.features import log_mel_16k
 from bistream.voice.s3_network import S3Config, S3Network
 from bistream.voice.s3_weights import state_dict_from_onnx
@@ -64,7 +63,6 @@ def clear(model_dir: Path, waveform: FloatArray) -> NDArray[np.bool_]:
 def test_codes_are_those_of_onnxruntime(model_dir: Path) -> None:
     on_gpu, on_cpu = tokenizer(model_dir, "auto", "cuda"), tokenizer(model_dir, "onnx", "cpu")
     assert isinstance(on_gpu._network, TorchTokens)
-    assert on_gpu.batching is Batching.PADDED
     waveforms = [noise(count) for count in SAMPLES]
     for waveform, found, expected in zip(waveforms, on_gpu.tokens_of(waveforms), map(on_cpu.tokens, waveforms), strict=True):
         unambiguous = clear(model_dir, waveform)

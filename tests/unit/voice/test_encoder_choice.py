@@ -21,7 +21,6 @@ from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.types import FloatArray
 from bistream.voice import torch_speakers
-from bistream.voice.batching import Batching
 from bistream.voice.build import prompt_mel
 from bistream.voice.features import fbank_16k
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
@@ -61,7 +60,6 @@ def test_auto_is_pytorch_on_a_gpu(tiny_model_dir: Path, gpu: None, caplog: pytes
     with caplog.at_level(logging.INFO):
         encoder = SpeakerEncoder.from_config(config(tiny_model_dir), lambda: yielded.append(True))
     assert isinstance(encoder._network, TorchSpeakers) and not yielded
-    assert encoder.batching is Batching.PADDED
     assert f"{SPEAKER_ENCODER_FILE} runs in PyTorch on cuda (speaker_encoder is auto)" in caplog.text
 
 
@@ -81,7 +79,7 @@ def test_a_file_with_another_network(
         encoder = SpeakerEncoder.from_config(config(model_dir, device="cpu"))
     (warning,) = caplog.messages
     assert re.search(f"^onnxruntime runs {SPEAKER_ENCODER_FILE}: {SPEAKER_ENCODER_FILE} {reason}", warning)
-    assert isinstance(encoder._network, OnnxSpeakers) and encoder.batching is Batching.EQUAL
+    assert isinstance(encoder._network, OnnxSpeakers)
     assert encoder.embedding(noise(8000)).shape == (192,)
     with pytest.raises(CheckpointError, match=reason):
         SpeakerEncoder.from_config(config(model_dir, "torch"))

@@ -16,7 +16,6 @@ from bistream.errors import CheckpointError
 from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.store import findings
 from bistream.voice import speech_tokenizer, torch_tokenizers
-from bistream.voice.batching import Batching
 from bistream.voice.s3_network import ROTARY_BASE
 from bistream.voice.speech_tokenizer import OnnxNetwork, SpeechTokenizer
 from bistream.voice.torch_tokenizers import TorchTokens
@@ -56,7 +55,6 @@ def test_auto_is_pytorch_on_a_gpu(tiny_model_dir: Path, gpu: None, caplog: pytes
     with caplog.at_level(logging.INFO):
         tokenizer = SpeechTokenizer.from_config(config(tiny_model_dir), lambda: yielded.append(True))
     assert isinstance(network(tokenizer), TorchTokens) and not yielded
-    assert tokenizer.batching is Batching.PADDED
     assert f"{SPEECH_TOKENIZER_FILE} runs in PyTorch on cuda (speech_tokenizer is auto)" in caplog.text
 
 
