@@ -37,7 +37,7 @@ bash run.sh interfaces    OpenAI, ElevenLabs, Deepgram, Cartesia, DashScope prot
 bash run.sh serve-all     both together; options of scripts/serve.py, then --interfaces and its options
 bash run.sh serve-gpus    one server per GPU behind Envoy; options of scripts/serve_gpus.py
 bash run.sh say TEXT      speaks a text through the server at localhost:8001 into build/say.wav; options of bistream say
-bash run.sh health | info | stats   what the server answers; --server HOST:PORT
+bash run.sh health | info what the server answers; --server HOST:PORT
 bash run.sh voices add|list|remove  the voices of VOICES_DIR, which `say --speaker-id` names
 bash run.sh doctor        examines MODEL_DIR: its files, and what 16 bit costs its networks
 bash run.sh check         lint, formatting, types, import order, size report
@@ -228,7 +228,7 @@ case $COMMAND in
     if [[ " $* " == *" --speaker-id"* || " $* " == *" --reference-"* ]]; then VOICE=(); fi
     become -m bistream say --output "$BUILD/say.wav" "${VOICE[@]}" "${OPTIONS[@]}"
     ;;
-  health | info | stats)
+  health | info)
     setup
     become -m bistream "$@"
     ;;

@@ -55,9 +55,6 @@ class Inquiry:
     def config(self, model: str) -> dict[str, Any]:
         return dict(self._ask(self._connection.get_model_config, model, as_json=True).get("config", {}))
 
-    def statistics(self, model: str) -> dict[str, Any]:
-        return dict(self._ask(self._connection.get_inference_statistics, model, as_json=True))
-
     def voices(self) -> tuple[ListedVoice, ...]:
         """That requests may name, the default first."""
         answers: queue.SimpleQueue[tuple[Any, InferenceServerException | None]] = queue.SimpleQueue()

@@ -32,7 +32,6 @@ COMMANDS = {
     "convert": Command("bistream.client.convert", "client", "speak the words of a recording in another voice"),
     "health": Command("bistream.client.health", "client", "is a server alive and ready"),
     "info": Command("bistream.client.info", "client", "what a server is, and what its models take and give"),
-    "stats": Command("bistream.client.stats", "client", "how often a server's models were called, and how long they took"),
     "voices": Command("bistream.commands.voices", "server", "add, list or remove voices that callers name instead of sending a recording"),
     "serve": Command("bistream.commands.serve", "server", "serve a model repository (of a checkout: bash run.sh 2 2 makes it)"),
     "evaluate": Command("bistream.commands.evaluate", "server", "judge what a checkpoint or a server sounds like, in several forms"),

@@ -1,4 +1,4 @@
-"""``bistream health``, ``info`` and ``stats`` against a gate."""
+"""``bistream health`` and ``info`` against a gate."""
 
 from __future__ import annotations
 
@@ -43,13 +43,6 @@ def test_info_names_the_server_and_its_tensors(server: list[str], capsys: pytest
     assert all(name in text for name in MODELS)
     assert "languages: de, en\n" in text and "takes instructions: no\n" in text
     assert "has room for 96 sessions at a time, and remembers at least 7 s of the speech of each\n" in text
-
-
-def test_stats_have_a_row_for_each_model(server: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stats", *server, "--json"]) == 0
-    assert set(json.loads(capsys.readouterr().out)) == set(MODELS)
-    assert main(["stats", *server]) == 0
-    assert "calls" in capsys.readouterr().out
 
 
 def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
