@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.client.known_voices import KnownVoices, is_refusal_of_hash
+from bistream.client.known_voices import KnownVoices
 from bistream.contract.audio import SILENCE_S
 from bistream.contract.fields import SESSION_SECRET_PARAMETER
 from bistream.errors import CancelledError, UnknownSessionError, UnknownVoiceError
@@ -139,11 +139,11 @@ class SessionExchange:
             self._stale_pieces -= 1  # of a piece that was sent after the refused start; tritonclient drops the id of its request
             return []
         attempt, self._attempt = self._attempt, None
-        if attempt is None or not is_refusal_of_hash(error):
+        if attempt is None or not isinstance(error, UnknownVoiceError):
             self.end(error)
             return []
         assert self._known is not None and self._voice_hash is not None, "a hash was sent"
-        self._known.refused(self._voice_hash, error)
+        self._known.refused(self._voice_hash)
         self._stale_pieces = len(attempt.pieces)
         self._secret = uuid.uuid4().hex
         self._start_request_id = f"{self.session_id}.{self._request_count}"

@@ -50,7 +50,6 @@ class SessionStarts(ABC, Generic[Session]):
         return self._start(session_id, {"target_text": b"", "is_end": True, **source}, inputs)
 
     def _start(self, session_id: str | None, values: Mapping[str, Any], inputs: Mapping[str, Any]) -> Session:
-        """Inputs without a value are not sent, because older servers do not know all of them."""
         start = {**values, **said(inputs), "is_start": True}
         reference_wav, voice_hash = start.get("reference_wav"), None
         if reference_wav is not None:

@@ -21,16 +21,15 @@ from tests.unit.client.fake_server import FakeServer, Received, Speaker, Stream
 
 RECORDING = np.linspace(-1, 1, 16000, dtype=np.float32)
 HASH = reference_hash(RECORDING, "said")
-OLD_SERVER = "unexpected inference input 'reference_hash' for model 'cosyvoice2_bistream'"
 FORGOTTEN = "UNKNOWN_VOICE: Send the recording. [session s]"
 
 
 class Server:
-    """One voice at most, forgotten when ``heard`` is set to false. Sessions by id and secret; what comes late is told why. refusal: of
-    a hash that is not known. holds: the refusal is given after this many further requests."""
+    """One voice at most, forgotten when ``heard`` is set to false. Sessions by id and secret; what comes late is told why. holds: the
+    refusal of a hash that is not known is given after this many further requests."""
 
-    def __init__(self, refusal: str = FORGOTTEN, late: str = FORGOTTEN) -> None:
-        self.refusal, self.late = refusal, late
+    def __init__(self, late: str = FORGOTTEN) -> None:
+        self.late = late
         self.heard = False
         self.holds = 0
         self._speakers: dict[str, Speaker] = {}
@@ -41,7 +40,7 @@ class Server:
         if "is_start" in request.inputs and request.flag("is_start"):
             self._speakers.pop(request.secret, None)  # of an earlier session of this name
             if "reference_hash" in request.inputs and not self.heard:
-                self._refuse(lambda: stream.error(request.id, self.refusal))
+                self._refuse(lambda: stream.error(request.id, FORGOTTEN))
                 return
             self.heard = True
             self._speakers[request.secret] = Speaker()
@@ -116,19 +115,15 @@ def test_a_forgotten_voice_is_sent_again_with_all_the_text(server: Server, conne
     assert speak(client) == 1 and server.starts[-1] == "hash"
 
 
-@pytest.mark.parametrize(
-    "message", [OLD_SERVER, "INVALID_INPUT: Model cosyvoice2_bistream has no input 'reference_hash'; its inputs are x."]
-)
-def test_an_older_server_gets_the_recording(message: str) -> None:
-    server = Server(message, "UNKNOWN_SESSION: No live session has this id. [session s]")
+def test_pieces_behind_a_refused_hash_may_have_no_session() -> None:
+    server = Server(late="UNKNOWN_SESSION: No live session has this id. [session s]")
     client = BistreamClient(server.fake.address)
     speak(client)
     server.heard, server.holds = False, 1
     with start(client, "Hel") as session:
         session.end_text("lo.")
         assert len(list(session)) == 2
-    speak(client)
-    assert server.starts == ["recording", "hash", "recording", "recording"]
+    assert server.starts == ["recording", "hash", "recording"]
     server.fake.stop()
 
 
