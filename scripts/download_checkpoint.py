@@ -24,9 +24,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bistream.checkpoints.download import HUBS, check_directory, download
+from bistream.checkpoints.download import HUBS, DownloadError, check_directory, download
 from bistream.checkpoints.files import family_of
-from bistream.checkpoints.listing import DownloadError
 from bistream.checkpoints.model_dir import check_model_dir
 from bistream.errors import CheckpointError
 from bistream.families.registry import DEFAULT_FAMILY, FAMILIES

@@ -11,19 +11,40 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bistream.checkpoints.listing import DownloadError, checkpoint_files, missing_files
+from bistream.checkpoints.files import family_of_names
+from bistream.families.family import Release
 from bistream.families.registry import FAMILIES
 
 RECORD = "download_manifest.json"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the last one: a limit of the process or of the file system on one file
 _FOLDERS = " or ".join(f"/path/to/{family.repository}" for family in FAMILIES)
 HAVE_IT = f"set MODEL_DIR to a checkpoint that you have (MODEL_DIR={_FOLDERS})"
+OPTIONAL = ("spk2info.pt", "README.md", "LICENSE")
 Record = dict[str, Any]  # hub, repo_id, revision, commit, files: {name: {size, sha256}}
+
+
+class DownloadError(Exception):
+    """The checkpoint could not be downloaded or is not what was downloaded; one sentence that says what to do."""
+
+
+def missing_files(paths: set[str]) -> list[str]:
+    """The first name of every required file that is not among ``paths``, which tell the family."""
+    return [names[0] for names in family_of_names(paths).required_files if not paths & set(names)]
+
+
+def checkpoint_files(paths: Collection[str], repo_id: str) -> list[str]:
+    """Those of a repository's files that the server reads. Raises ``DownloadError`` where one is not there."""
+    if missing := missing_files(set(paths)):
+        served = " or ".join(family.title for family in FAMILIES)
+        raise DownloadError(f"{repo_id} has no {missing[0]}, so it is no checkpoint of {served}; name another repository or revision.")
+    wanted = {name for names in family_of_names(set(paths)).required_files for name in names}
+    return sorted(wanted.union(OPTIONAL).intersection(paths))
 
 
 class Remote(NamedTuple):
@@ -178,3 +199,27 @@ def check_directory(directory: Path) -> Record | None:
         return record
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DownloadError(f"{path} is damaged ({type(error).__name__}); remove {directory} and download it again.") from error
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Names of files that are and that are not those of the release."""
+
+    release: Release
+    equal: tuple[str, ...]
+    different: tuple[str, ...]
+
+
+def compare(model_dir: Path, release: Release, before_file: Callable[[str], None] = lambda name: None) -> Comparison:
+    """Reads the files whose size is the released one: 3 GB take some seconds. before_file: called with the name of each of those.
+
+    Of a file whose hash is not known the size decides.
+    """
+    equal = list[str]()
+    for name, (size, sha256) in release.files.items():
+        path = model_dir / name
+        if path.is_file() and path.stat().st_size == size:
+            before_file(name)
+            if not sha256 or hash_file(path)[0] == sha256:
+                equal.append(name)
+    return Comparison(release, tuple(equal), tuple(name for name in release.files if name not in equal))

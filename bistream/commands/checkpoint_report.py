@@ -12,13 +12,11 @@ from bistream.bicodec.shapes import FILE_NAME as CODEC_FILE
 from bistream.bicodec.voice import load_reader
 from bistream.bicodec.wav2vec2_weights import FILE_NAME as WAV2VEC2_FILE
 from bistream.checkpoints.config import CheckpointConfig
-from bistream.checkpoints.download import check_directory
-from bistream.checkpoints.listing import DownloadError
+from bistream.checkpoints.download import DownloadError, check_directory, compare
 from bistream.checkpoints.model_card import read_model_card
 from bistream.checkpoints.model_dir import check_model_dir
 from bistream.checkpoints.one_table import OneTableConfig
 from bistream.checkpoints.reader import check_state_dict, load_state_dict
-from bistream.checkpoints.released import compare
 from bistream.commands.waiting import Waiting
 from bistream.errors import CheckpointError
 from bistream.families.family import Family

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bistream.checkpoints.download import missing_files
 from bistream.checkpoints.files import family_of, family_of_names
-from bistream.checkpoints.listing import missing_files
 from bistream.client.say import main
 from bistream.families.audio_format import AudioFormat
 from bistream.families.cosyvoice2 import COSYVOICE2

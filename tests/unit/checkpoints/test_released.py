@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from bistream.checkpoints import files as checkpoint_files
-from bistream.checkpoints.download import RECORD, hash_file
-from bistream.checkpoints.released import compare
+from bistream.checkpoints.download import RECORD, compare, hash_file
 from bistream.commands.checkpoint_report import describe
 from bistream.families.family import Family, Release
 from bistream.families.registry import FAMILIES

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,14 +25,14 @@ from torch import Tensor
 from bistream.errors import EngineError
 from bistream.gpu.recording import GraphRecorder
 from bistream.token2mel.batching import MAX_GROUP_TOKENS, Buckets, Span, group_spans
-from bistream.token2mel.dit.graphs.batch import BatchSize, SlotLayout, batch_sizes, output_rows
-from bistream.token2mel.dit.graphs.memory import BatchMemory
+from bistream.token2mel.dit.graphs.batch import BatchSize, IntArray32, SlotLayout, batch_sizes, output_rows
 from bistream.token2mel.dit.graphs.network import PackedDit
 from bistream.token2mel.dit.graphs.operations import DitOperations
-from bistream.token2mel.dit.graphs.solver import PackedSolver
 from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.pages import DitPages
+from bistream.token2mel.flow_matching import GuidedSolver
 from bistream.token2mel.page_pool import ZERO_PAGE
+from bistream.token2mel.pages import GUIDANCE_ROWS
 from bistream.token2mel.runner import NOT_FINITE, FlowRunner
 from bistream.token2mel.solving import BufferedGroup, FixedBuffers, SpanBatch, SpanGroup
 from bistream.types import VoicePrompt
@@ -41,6 +42,86 @@ _log = logging.getLogger(__name__)
 ENCODER_BUCKETS = Buckets(token_step=25, chunk_step=8)
 WARM_ROWS, WARM_CHUNKS, WARM_CONTEXT = (1, 2, 4, 8, 16, 32, 64), (1, 2), (0, 8, 16)  # sessions; chunks of the new part; stored chunks
 TILES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)  # a tile is a chunk of one session, possibly incomplete
+
+
+class BatchMemory:
+    """The fixed buffers of one batch size. conditions: [tiles, frames, channels]; mel: float32 [tiles, frames, bins]; is_finite: bool
+    [tiles].
+
+    channels, bins: of the conditions and of the mel.
+    """
+
+    def __init__(self, size: BatchSize, layout: SlotLayout, channels: int, bins: int, dtype: torch.dtype, device: torch.device) -> None:
+        shapes, tiles = layout.array_shapes(size), size.tiles
+        count = sum(math.prod(shape) for shape in shapes.values())
+        self._layout = layout
+        self._numbers = torch.zeros(count, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._device_numbers = torch.zeros(count, dtype=torch.int32, device=device)
+        self._host: dict[str, IntArray32] = {}
+        self.arrays: dict[str, Tensor] = {}
+        numbers, begin = self._numbers.numpy(), 0
+        for name, shape in shapes.items():
+            end = begin + math.prod(shape)
+            self._host[name] = numbers[begin:end].reshape(shape)
+            self.arrays[name] = self._device_numbers[begin:end].view(shape)
+            begin = end
+        self.conditions = torch.zeros(tiles, layout.chunk, channels, dtype=dtype, device=device)
+        self.mel = torch.zeros(tiles, layout.chunk, bins, device=device)
+        self.is_finite = torch.zeros(tiles, dtype=torch.bool, device=device)
+        self.clear()
+
+    def clear(self) -> None:
+        """Make every tile dead."""
+        self._layout.fill(self._host, (), ())
+        self._device_numbers.copy_(self._numbers)
+
+    def bring(self, spans: Sequence[Span], first_conditions: Sequence[int], conditions: Tensor) -> None:
+        """Load a batch. conditions: [rows, channels]; see ``SlotLayout.fill``."""
+        self._layout.fill(self._host, spans, first_conditions)
+        self._device_numbers.copy_(self._numbers, non_blocking=True)
+        count = sum(self._layout.tiles(span) for span in spans)
+        index = self.arrays["condition"][:count].flatten()
+        self.conditions[:count].flatten(0, 1).copy_(conditions.index_select(0, index))
+
+    def state(self) -> tuple[Tensor, ...]:
+        """What a batch between two steps of the solver needs afterwards, beside its pages."""
+        return self._device_numbers, self.conditions, self.mel
+
+    def results(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> tuple[Tensor, list[bool]]:
+        """Mel of these packed rows, [bins, rows], and whether each tile is finite. Waits for the device."""
+        index = torch.from_numpy(rows).to(self.mel.device, non_blocking=True)
+        mel = self.mel.flatten(0, 1).index_select(0, index).T.contiguous()
+        return mel, self.is_finite.tolist()
+
+
+class PackedSolver:
+    """The Euler steps over a batch of packed tiles, as ``GuidedSolver.solve``: the launches that a graph records."""
+
+    def __init__(self, matching: GuidedSolver, network: PackedDit) -> None:
+        self._matching = matching
+        self._network = network
+
+    @torch.no_grad()
+    def launch(self, step: int, arrays: Mapping[str, Tensor], conditions: Tensor, mel: Tensor, is_finite: Tensor) -> None:
+        """Queue this step of the solver on the current stream; those before it have been computed.
+
+        conditions: [tiles, rows, channels] in the network's dtype. In and out: mel, float32 [tiles, rows, bins], which the first step
+        begins with noise; all else that steps have in common is computed anew. Out, with the last step: is_finite, bool [tiles].
+        """
+        matching = self._matching
+        batch = self._network.prepare(arrays)
+        x = mel if step else matching.noise[arrays["noise"].long()]
+        bins = x.shape[2]
+        conditioned = (*x.shape[:2], bins + conditions.shape[2])
+        inputs = conditions.new_zeros(GUIDANCE_ROWS * len(x), *conditioned[1:])
+        inputs[: len(x), :, bins:] = conditions
+        inputs.view(GUIDANCE_ROWS, *conditioned)[..., :bins] = x
+        guided, unguided = self._network.velocity(inputs, step, batch).float().chunk(2)
+        x = x + matching.step_sizes[step] * ((1.0 + matching.guidance) * guided - matching.guidance * unguided)
+        mel.copy_(x)
+        if step + 1 == matching.n_steps:
+            is_live = torch.arange(x.shape[1], device=x.device) < arrays["live"][:, None]
+            is_finite.copy_((torch.isfinite(x).all(dim=2) | ~is_live).all(dim=1))
 
 
 @dataclass
