@@ -71,9 +71,8 @@ class ModelWeights:
 def expected_shapes(config: LanguageModelConfig) -> dict[str, tuple[int, ...]]:
     """Every key of ``llm.pt`` with its shape. ``llm.model.lm_head.weight`` is tied to the text embedding and never used."""
     hidden = config.hidden_size
-    key_size = config.num_key_value_heads * config.head_size
     head_rows = config.speech_token_size + config.rows.num_stored
-    shapes: dict[str, tuple[int, ...]] = {
+    return {
         **({"llm_embedding.weight": (2, hidden)} if config.rows.have_own_table else {}),
         "speech_embedding.weight": (head_rows, hidden),
         "llm_decoder.weight": (head_rows, hidden),
@@ -81,9 +80,16 @@ def expected_shapes(config: LanguageModelConfig) -> dict[str, tuple[int, ...]]:
         f"{BODY}.embed_tokens.weight": (config.text_vocab_size, hidden),
         "llm.model.lm_head.weight": (config.text_vocab_size, hidden),
         f"{BODY}.norm.weight": (hidden,),
+        **layer_shapes(BODY, config),
     }
+
+
+def layer_shapes(body: str, config: LanguageModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every key of the layers of a Qwen2 below ``body`` with its shape."""
+    hidden, key_size = config.hidden_size, config.num_key_value_heads * config.head_size
+    shapes: dict[str, tuple[int, ...]] = {}
     for index in range(config.num_hidden_layers):
-        layer = f"{BODY}.layers.{index}"
+        layer = f"{body}.layers.{index}"
         for name, size in (("q", hidden), ("k", key_size), ("v", key_size)):
             shapes[f"{layer}.self_attn.{name}_proj.weight"] = (size, hidden)
             shapes[f"{layer}.self_attn.{name}_proj.bias"] = (size,)
@@ -111,23 +117,26 @@ def build_weights(state: Mapping[str, Tensor], config: LanguageModelConfig, devi
     head_weight = join("llm_decoder.weight", kind=torch.float32)
     return ModelWeights(
         embedding=join(f"{BODY}.embed_tokens.weight", "speech_embedding.weight", *own_table),
-        layers=tuple(_layer(join, f"{BODY}.layers.{index}") for index in range(config.num_hidden_layers)),
+        layers=fused_layers(join, BODY, config),
         final_norm=join(f"{BODY}.norm.weight"),
         head_weight=head_weight,
         head_bias=join("llm_decoder.bias", kind=torch.float32) if config.head_has_bias else head_weight.new_zeros(config.num_scores),
     )
 
 
-def _layer(join: Callable[..., Tensor], prefix: str) -> LayerWeights:
-    attention = f"{prefix}.self_attn"
-    return LayerWeights(
-        input_norm=join(f"{prefix}.input_layernorm.weight"),
-        qkv_weight=join(*(f"{attention}.{name}_proj.weight" for name in "qkv")),
-        qkv_bias=join(*(f"{attention}.{name}_proj.bias" for name in "qkv")),
-        output_weight=join(f"{attention}.o_proj.weight"),
-        post_norm=join(f"{prefix}.post_attention_layernorm.weight"),
-        gate_up_weight=join(f"{prefix}.mlp.gate_proj.weight", f"{prefix}.mlp.up_proj.weight"),
-        down_weight=join(f"{prefix}.mlp.down_proj.weight"),
+def fused_layers(join: Callable[..., Tensor], body: str, config: LanguageModelConfig) -> tuple[LayerWeights, ...]:
+    """join: the tensors of keys as one."""
+    return tuple(
+        LayerWeights(
+            input_norm=join(f"{layer}.input_layernorm.weight"),
+            qkv_weight=join(*(f"{layer}.self_attn.{name}_proj.weight" for name in "qkv")),
+            qkv_bias=join(*(f"{layer}.self_attn.{name}_proj.bias" for name in "qkv")),
+            output_weight=join(f"{layer}.self_attn.o_proj.weight"),
+            post_norm=join(f"{layer}.post_attention_layernorm.weight"),
+            gate_up_weight=join(f"{layer}.mlp.gate_proj.weight", f"{layer}.mlp.up_proj.weight"),
+            down_weight=join(f"{layer}.mlp.down_proj.weight"),
+        )
+        for layer in (f"{body}.layers.{index}" for index in range(config.num_hidden_layers))
     )
 
 

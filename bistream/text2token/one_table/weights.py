@@ -17,28 +17,17 @@ from torch import Tensor
 from bistream.checkpoints.one_table import OneTableConfig
 from bistream.checkpoints.reader import check_state_dict, find_file
 from bistream.errors import CheckpointError
-from bistream.text2token.weights import LayerWeights, ModelWeights
+from bistream.text2token.weights import ModelWeights, fused_layers, layer_shapes
 
 FILE_NAME = "model.safetensors"
-TABLE = "model.embed_tokens.weight"
+BODY = "model"
+TABLE = f"{BODY}.embed_tokens.weight"
 
 
 def expected_shapes(config: OneTableConfig) -> dict[str, tuple[int, ...]]:
     """Every key of the file with its shape: 290 for 24 layers. There is no ``lm_head``."""
-    hidden, key_size = config.hidden_size, config.num_key_value_heads * config.head_size
-    shapes: dict[str, tuple[int, ...]] = {TABLE: (config.table_size, hidden), "model.norm.weight": (hidden,)}
-    for index in range(config.num_hidden_layers):
-        layer = f"model.layers.{index}"
-        for name, size in (("q", hidden), ("k", key_size), ("v", key_size)):
-            shapes[f"{layer}.self_attn.{name}_proj.weight"] = (size, hidden)
-            shapes[f"{layer}.self_attn.{name}_proj.bias"] = (size,)
-        shapes[f"{layer}.self_attn.o_proj.weight"] = (hidden, hidden)
-        shapes[f"{layer}.mlp.gate_proj.weight"] = (config.intermediate_size, hidden)
-        shapes[f"{layer}.mlp.up_proj.weight"] = (config.intermediate_size, hidden)
-        shapes[f"{layer}.mlp.down_proj.weight"] = (hidden, config.intermediate_size)
-        shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
-        shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
-    return shapes
+    hidden = (config.hidden_size,)
+    return {TABLE: (config.table_size, *hidden), f"{BODY}.norm.weight": hidden, **layer_shapes(BODY, config)}
 
 
 def speech_rows(config: OneTableConfig) -> list[int]:
@@ -62,19 +51,8 @@ def build_weights(state: Mapping[str, Tensor], config: OneTableConfig, device: t
     table, head = state[TABLE], speech_rows(config)
     return ModelWeights(
         embedding=torch.cat((table, table[voice_rows(config)[:-1]], table[head])).to(device=device, dtype=dtype),
-        layers=tuple(
-            LayerWeights(
-                input_norm=plain(f"{layer}.input_layernorm.weight"),
-                qkv_weight=plain(*(f"{layer}.self_attn.{name}_proj.weight" for name in "qkv")),
-                qkv_bias=plain(*(f"{layer}.self_attn.{name}_proj.bias" for name in "qkv")),
-                output_weight=plain(f"{layer}.self_attn.o_proj.weight"),
-                post_norm=plain(f"{layer}.post_attention_layernorm.weight"),
-                gate_up_weight=plain(f"{layer}.mlp.gate_proj.weight", f"{layer}.mlp.up_proj.weight"),
-                down_weight=plain(f"{layer}.mlp.down_proj.weight"),
-            )
-            for layer in (f"model.layers.{index}" for index in range(config.num_hidden_layers))
-        ),
-        final_norm=plain("model.norm.weight"),
+        layers=fused_layers(plain, BODY, config),
+        final_norm=plain(f"{BODY}.norm.weight"),
         head_weight=table[head].to(device=device, dtype=torch.float32),
         head_bias=torch.zeros(len(head), device=device),
     )
