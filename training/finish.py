@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bistream.audio.resample import resample
 from bistream.checkpoints.model_card import MODEL_CARD_FILE
+from bistream.config import RuntimeConfig
 from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.families.cosyvoice2 import AUDIO_FORMAT, COSYVOICE2
 from bistream.types import FloatArray
@@ -86,7 +87,8 @@ def export_voice(work: Work) -> bool:
     (work.root / "reference.txt").write_text(f"{REFERENCE_TEXT}\n", encoding="utf-8")
     reference = without_silence(heard_of(work, voice_named(DEFAULT_VOICE), REFERENCE_TEXT))
     soundfile.write(work.root / "reference.wav", reference, REFERENCE_SAMPLE_RATE, subtype="PCM_16")
-    tokenizer, encoder = SpeechTokenizer.from_model_dir(directory, "cpu", 1), SpeakerEncoder.from_model_dir(directory, "cpu", 1)
+    config = RuntimeConfig(model_dir=str(directory), device="cpu", num_threads=1)
+    tokenizer, encoder = SpeechTokenizer.from_config(config), SpeakerEncoder.from_config(config)
     speakers: dict[str, dict[str, str | Tensor]] = {}
     trained = [voice for voice in VOICES if not work.voices or voice.name in work.voices]
     write_record(directory, work.sizes, steps, tuple(voice.name for voice in trained))

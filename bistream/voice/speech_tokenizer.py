@@ -65,11 +65,6 @@ class SpeechTokenizer:
         self._network = network
 
     @classmethod
-    def from_model_dir(cls, model_dir: str | Path, device: str = "auto", num_threads: int = 0) -> SpeechTokenizer:
-        """device: auto | cpu | cuda | cuda:N; num_threads: 0 is onnxruntime's default. Raises ``CheckpointError``, ``ConfigError``."""
-        return cls.from_config(RuntimeConfig(model_dir=str(model_dir), device=device, num_threads=num_threads))
-
-    @classmethod
     def from_config(cls, config: RuntimeConfig, before_cpu: Callable[[], None] = lambda: None) -> SpeechTokenizer:
         """before_cpu: called before the first computation if that is on the CPU. Raises ``CheckpointError`` and ``ConfigError``."""
         return cls(_open_network(config, before_cpu))

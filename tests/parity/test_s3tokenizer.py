@@ -17,6 +17,7 @@ from bistream.voice.s3_weights import state_dict_from_onnx
 from bistream.voice.speech_tokenizer import SpeechTokenizer
 from scripts._onnx_models import speech_tokenizer_model
 from tests.parity.golden import SETS, GoldenSet
+from tests.unit.voice.voices import on_cpu
 
 HIDDEN_TOLERANCE = 1e-3
 DIGIT_TOLERANCE = 1e-4
@@ -108,7 +109,7 @@ def onnx_dir(golden: Golden, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_onnx_file_gives_the_reference_codes(golden: Golden, onnx_dir: Path) -> None:
-    tokenizer = SpeechTokenizer.from_model_dir(onnx_dir, device="cpu", num_threads=1)
+    tokenizer = SpeechTokenizer.from_config(on_cpu(onnx_dir))
     codes = torch.from_numpy(tokenizer.tokens(golden("wave_short")[0].numpy()))
     digits = golden.network.digits(
         golden.network.hidden(golden.log_mel("short")[None], torch.tensor([golden.log_mel("short").shape[1]]))[0]

@@ -22,7 +22,7 @@ from bistream.voice.made_with import SPEAKER_ENCODER_FILE
 from bistream.voice.speaker_encoder import SpeakerEncoder
 from bistream.voice.speech_tokenizer import SpeechTokenizer
 from tests.unit.voice.graph_forms import in_half_precision, wholly_in_half_precision
-from tests.unit.voice.voices import noise
+from tests.unit.voice.voices import noise, on_cpu
 
 SPEECH_TOKENIZER_FILE = COSYVOICE2.speech_tokenizer_file
 
@@ -77,7 +77,7 @@ def test_speaker_encoder(tiny_model_dir: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_model_dir, tmp_path / "model")
     path = tmp_path / "model" / SPEAKER_ENCODER_FILE
     onnx.save(wholly_in_half_precision(onnx.load(str(path))), str(path))
-    exact = SpeakerEncoder.from_model_dir(tiny_model_dir, "cpu", 1).embedding(noise(16_000))
-    found = SpeakerEncoder.from_model_dir(tmp_path / "model", "cpu", 1).embedding(noise(16_000))
+    exact = SpeakerEncoder.from_config(on_cpu(tiny_model_dir)).embedding(noise(16_000))
+    found = SpeakerEncoder.from_config(on_cpu(tmp_path / "model")).embedding(noise(16_000))
     assert found.dtype == np.float32
     assert 0 < np.linalg.norm(found - exact) < 0.02 * np.linalg.norm(exact)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bistream.config import RuntimeConfig
 from bistream.voice.speaker_encoder import SpeakerEncoder
 from bistream.voice.speech_tokenizer import SpeechTokenizer
-from tests.unit.voice.voices import noise
+from tests.unit.voice.voices import noise, on_cpu
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_codes_are_those_of_each_alone(tokenizers: dict[str, SpeechTokenizer], s
 
 
 def test_embeddings_are_those_of_each_alone(tiny_model_dir: Path) -> None:
-    encoder = SpeakerEncoder.from_model_dir(tiny_model_dir, "cpu", 1)
+    encoder = SpeakerEncoder.from_config(on_cpu(tiny_model_dir))
     waveforms = [noise(16_000), noise(9000), 0.5 * noise(16_000), noise(16_010)]
     for waveform, embedding in zip(waveforms, encoder.embeddings_of(waveforms), strict=True):
         alone = encoder.embedding(waveform)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
+from bistream.config import RuntimeConfig
 from bistream.types import FloatArray, VoicePrompt
 from bistream.voice.build import make_voice_prompt
+
+
+def on_cpu(model_dir: Path) -> RuntimeConfig:
+    return RuntimeConfig(model_dir=str(model_dir), device="cpu", num_threads=1)
 
 
 def noise(samples: int) -> FloatArray:
