@@ -64,6 +64,8 @@ class LanguageModelClient:
         tells_speaker: the model is told who speaks, in the numbers of the voice. continues: as the model calls that session.
         """
         session = self._session
+        if session.has_ended:  # before the reader's task began
+            return
         session.own(LANGUAGE_MODEL, lambda: self._port.cancel(session.port_id))
         self._contacted_at = self._clock()
         start = session.start

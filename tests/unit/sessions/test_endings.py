@@ -10,9 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from bistream.errors import BusyError, CancelledError, EngineError, InvalidInputError, SessionTimeoutError, ShuttingDownError
+from bistream.sessions.session_record import SessionRecord
 from bistream.sessions.watcher import MAX_POLLS
 from tests.formats import SAMPLE_RATE
-from tests.unit.sessions.fakes import REFERENCE, WAIT_S, append_request, cancel_request, start_request
+from tests.unit.sessions.fakes import REFERENCE, WAIT_S, FakeSender, append_request, cancel_request, start_request
 from tests.unit.sessions.house import CONFIG, House, assert_whole, house_with, tokens_of
 
 
@@ -105,6 +106,21 @@ def test_an_utterance_that_is_too_long_is_refused_before_it_is_rendered(house: H
     found = house.send(start_request("Hello world, once more.", is_offline=True, speed=1.5)).wait()
     assert isinstance(found, InvalidInputError) and "1.2 s" in str(found)
     assert house.models.token2wav.speeds == []
+
+
+def test_a_cancel_right_before_the_start_is_sent_stops_it(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    voice_ready = SessionRecord.voice_ready
+
+    def cancelled(record: SessionRecord, now: float) -> None:
+        voice_ready(record, now)
+        house.orchestrator.handle(cancel_request(), FakeSender())
+
+    monkeypatch.setattr(SessionRecord, "voice_ready", cancelled)
+    assert isinstance(house.send(start_request("", is_end=False)).wait(), CancelledError)
+    house.wait_empty()
+    assert not house.models.language_model.start_sent.is_set() and not caplog.records
 
 
 def test_a_cancel_while_the_start_is_on_its_way_follows_it(house: House) -> None:
