@@ -205,7 +205,7 @@ class LocalPipeline:
         if is_whole:
             whole = b"".join(map(to_bytes, pieces))
             return self._stream(_start(whole, session_id, True, voice, options, speed), ())
-        return self._stream(_start(b"", session_id or uuid.uuid4().hex, False, voice, options, speed), pieces)
+        return self._stream(_start(b"", session_id, False, voice, options, speed), pieces)
 
     def convert(
         self,
@@ -221,9 +221,11 @@ class LocalPipeline:
 
     def _stream(self, start: BistreamRequest, pieces: Iterable[str | bytes]) -> Iterator[AudioChunk]:
         sender = QueueSender()
-        feeder = _Feeder(self._orchestrator, None if start.is_end else start.session_id, pieces)
-        self._orchestrator.handle(start, sender)
-        feeder.start()
+        session_id = start.session_id or uuid.uuid4().hex
+        feeder = _Feeder(self._orchestrator, session_id, pieces)
+        self._orchestrator.handle(replace(start, session_id=session_id), sender)
+        if not start.is_end:
+            feeder.start()
         try:
             yield from sender
         except BistreamError:
@@ -249,7 +251,7 @@ class LocalPipeline:
 class _Feeder:
     """Feeds the pieces of a text to a session from a separate thread, because waiting for a piece must not delay the audio."""
 
-    def __init__(self, orchestrator: Orchestrator, session_id: str | None, pieces: Iterable[str | bytes]) -> None:
+    def __init__(self, orchestrator: Orchestrator, session_id: str, pieces: Iterable[str | bytes]) -> None:
         self.error: BaseException | None = None  # why the session was cancelled
         self._orchestrator = orchestrator
         self._session_id = session_id
@@ -257,14 +259,12 @@ class _Feeder:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        if self._session_id is not None:
-            threading.Thread(target=self._run, name="bistream-feed", daemon=True).start()
+        threading.Thread(target=self._run, name="bistream-feed", daemon=True).start()
 
     def stop(self) -> None:
         """Cancel the session: it is over, or its audio is no longer read. A thread that waits for a piece ends with the next one."""
         self._stopped.set()
-        if self._session_id is not None:
-            self._orchestrator.handle(BistreamRequest(session_id=self._session_id, is_cancel=True), QueueSender())
+        self._orchestrator.handle(BistreamRequest(session_id=self._session_id, is_cancel=True), QueueSender())
 
     def _run(self) -> None:
         try:

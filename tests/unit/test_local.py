@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from bistream.config import RuntimeConfig
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.errors import InvalidInputError, UnknownSpeakerError
 from bistream.local import LocalPipeline, VoiceChoice
 from bistream.sessions.breaks import FADE_S
@@ -201,15 +202,28 @@ def test_audio_comes_before_the_text_has_ended(pipeline: LocalPipeline) -> None:
     assert len(chunks) > 1
 
 
-def test_leaving_the_stream_early_frees_everything(pipeline: LocalPipeline) -> None:
-    stream = pipeline.stream(["A text that goes on for quite a while, ", "so that there is something to leave."], tone())
-    assert len(next(stream).waveform) > 0
-    stream.close()  # type: ignore[attr-defined]
-    services = pipeline._language_model.service, pipeline._token2wav._service
-    deadline = time.monotonic() + WAIT_S
-    while any(held := (pipeline._orchestrator.open_sessions, services[0].num_sessions, services[1].live_sessions)):
-        assert time.monotonic() < deadline, held
-        threading.Event().wait(0.005)
+def test_leaving_a_stream_early_ends_it_and_frees_everything(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its language model speaks for a minute, and the recording is as long: the rest must not be computed."""
+    config = RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", dtype="float32", num_threads=1, max_sessions=1, flow_state_mb=256)
+    text, source = "A text that goes on for quite a while. " * 4, speech_like(20 * REFERENCE_SAMPLE_RATE, seed=1)
+    hops = list[Token2WavHop]()
+    with LocalPipeline(config) as pipeline:
+        hop = pipeline._token2wav.hop
+
+        async def hopped(one: Token2WavHop) -> FloatArray:
+            hops.append(one)
+            return await hop(one)
+
+        monkeypatch.setattr(pipeline._token2wav, "hop", hopped)
+        services = pipeline._language_model.service, pipeline._token2wav._service
+        for stream in (pipeline.stream([text], tone()), pipeline.stream([text], tone(), is_whole=True), pipeline.convert(source, tone())):
+            assert len(next(stream).waveform) > 0
+            stream.close()  # type: ignore[attr-defined]
+            deadline = time.monotonic() + WAIT_S
+            while any(held := (pipeline._orchestrator.open_sessions, services[0].num_sessions, services[1].live_sessions)):
+                assert time.monotonic() < deadline, held
+                threading.Event().wait(0.005)
+    assert not any(one.finalize for one in hops)
 
 
 def test_an_exception_of_the_pieces_reaches_the_listener(pipeline: LocalPipeline) -> None:
