@@ -1,10 +1,10 @@
 """Blanks, line ends and runs of marks as one voice reads them: a stage of the text preparation.
 
 Runs of blanks are one; there are none at the start and the end of the text. A line that ends in a word without punctuation ends with a
-pause: a full stop before an empty line, a comma where the next line looks like one of a list or a verse (a capital or a digit after a
-short line). A dash between words and an ellipsis are a comma, an ellipsis before a capital or the end a full stop: the shipped voice
-speaks a third of the words beside them wrong. Runs of one mark are one, rulers of ``#``, ``=``, ``*``, ``_``, ``-`` or ``~`` are nothing,
-and between two words are at most ``MAX_MARKS`` marks, so that marks alone cannot become speech.
+pause: a full stop before an empty line, a comma where the next line looks like one of a list or a verse (a bullet, or after a short line a
+capital or a digit). A dash between words and an ellipsis are a comma, an ellipsis before a capital or the end a full stop: the shipped
+voice speaks a third of the words beside them wrong. Runs of one mark are one, rulers of ``#``, ``=``, ``*``, ``_``, ``-`` or ``~`` are
+nothing, and between two words are at most ``MAX_MARKS`` marks, so that marks alone cannot become speech.
 
 Nothing is held but a mark that may begin a ruler. A blank, and a full stop, is given out at once, so that the word before it can be spoken;
 where what follows shows that there should be none, ``RETRACT`` takes it back, but only after a letter or a digit, which the mark after it
@@ -27,7 +27,7 @@ _SINGLE = frozenset(".!?,;:\u3002\uff01\uff1f\uff0c\u3001\uff1b\uff1a")  # a run
 _ASKING = frozenset("!?\uff01\uff1f")
 _CLOSING = frozenset(".,!?;:)]}")  # no blank before these where a character without a sound stood
 _AFTER_LINE = frozenset("\"'([{\u201c\u2018")  # what a line may begin with
-_NUMBER_SIGNS = frozenset(".+-")  # before the digits of a text's first number
+_NUMBER_SIGNS = frozenset(".+-~±≈≤≥>√№§")  # before the digits of a text's first number, as are those of currencies
 _NOT_LEADING = frozenset("\"'([{<$&@%\u201c\u2018\u00a1\u00bf\uff08\u300a\u300c\u3010")
 _MANY_DOTS = 3
 
@@ -100,12 +100,12 @@ class BlankJoiner:
         is_after_word = self._last.isalnum() and not self._blank
         is_inside = is_after_word and following.isalnum()
         if begins_line and (length >= _MANY_DOTS or (mark in "*-" and following in (" ", GAP, PAUSE))):
-            return GAP  # a ruler, a heading, a bullet
+            return PAUSE  # a ruler, a heading, a bullet
         if mark in "-\u2013" and not (is_inside and length == 1 and (mark == "-" or self._last.isdigit())):
             is_pause = length > 1 or mark == _SHORT_DASH or (self._blank and following == " " and not self._last.isdigit())
             return self._dash() if is_pause else None
         if mark in "*_":
-            is_operator = mark == "*" and (self._last.isdigit() or (self._blank and following == " "))
+            is_operator = mark == "*" and (following == " " or following.isdigit()) and (self._last.isdigit() or self._blank)
             if length == 1 and (is_operator or (mark == "_" and is_inside)):
                 return None
             return GAP if is_inside and length == 1 else ""
@@ -178,7 +178,7 @@ class BlankJoiner:
 
     def _admit_word(self, character: str) -> None:
         self._marks = self._run = 0
-        if not self._last and self._leading is not None and character.isdigit() and self._leading[0] in _NUMBER_SIGNS:
+        if not self._last and self._leading is not None and character.isdigit() and _is_number_sign(self._leading[0]):
             self._covered -= self._leading[1]
             self._give(*self._leading)
         self._leading = None
@@ -219,7 +219,7 @@ class BlankJoiner:
             return ""
         if self._lines != 1:
             return "." if self._lines or (self._trails and following.isupper()) else ","
-        if is_chinese(self._last) and is_chinese(following):
+        if self._pauses or (is_chinese(self._last) and is_chinese(following)):
             return ","
         looks_listed = following.isupper() or following.isdigit() or following in _AFTER_LINE
         return "," if looks_listed and self._line_length <= MAX_LISTED_LINE else ""
@@ -227,6 +227,10 @@ class BlankJoiner:
     def _flush(self, character: str, count: int = 0) -> None:
         self._emit(character, count + self._covered)
         self._covered = 0
+
+
+def _is_number_sign(character: str) -> bool:
+    return character in _NUMBER_SIGNS or unicodedata.category(character) == "Sc"
 
 
 @lru_cache(maxsize=4096)

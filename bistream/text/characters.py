@@ -26,7 +26,8 @@ _PLAIN = {
     **dict.fromkeys("\u203c\u2757\u2755", "!"),
     **dict.fromkeys("\u2047\u2753\u2754", "?"),
     **{"\n": "\n", "\u2029": "\n\n", "\u2026": "...", "\u2048": "?!", "\u2049": "!?", "\u2015": "\u2014"},
-    **dict.fromkeys("\u2022\u2023\u2043\u203b\u2020\u2021\u00b6\u2027", GAP),
+    **dict.fromkeys("\u2022\u2023\u2043", PAUSE),  # bullets
+    **dict.fromkeys("\u203b\u2020\u2021\u00b6\u2027", GAP),
 }
 _CHINESE_MARKS = frozenset("\u2018\u2019\u201c\u201d\u2026")  # which Chinese shares with Latin scripts, and which stay beside it
 _OPENING = frozenset("\u2018\u201c")

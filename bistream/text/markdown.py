@@ -20,11 +20,11 @@ MAX_LABEL_CHARS = 40
 _ESCAPABLE = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 # At the beginning of a line, without the blanks and the quotation signs before it: what is complete, and what may become it.
 _BLOCK = re.compile(
-    r"(?P<heading>#{1,6}[ \n])|(?P<item>[-*+\x1c][ \x1c](?=[^ \x1c]))|(?P<box>\[[ xX]\] )|(?P<row>\|)|(?P<fence>`{3,8}|~{3,8})(?=[^`~])"
+    r"(?P<heading>#{1,6}[ \n])|(?P<item>[-*+\x1c\x1d][ \x1c](?=[^ \x1c]))|(?P<box>\[[ xX]\] )|(?P<row>\|)|(?P<fence>`{3,8}|~{3,8})(?=[^`~])"
     rf"|(?P<note>\[\^[^\]\n]{{1,{MAX_LABEL_CHARS}}}\]: )|(?P<definition>\[[^\]\n]{{1,{MAX_LABEL_CHARS}}}\]:[ ]?(?=https?://|/|#|<))"
 )
 _BLOCK_BEGINNING = re.compile(
-    r"#{1,6}|[-*+\x1c](?:[ \x1c]+)?|`{1,8}|~{1,8}"
+    r"#{1,6}|[-*+\x1c\x1d](?:[ \x1c]+)?|`{1,8}|~{1,8}"
     rf"|\[[^\]\n]{{0,{MAX_LABEL_CHARS}}}(?:\](?::(?: ?(?:h(?:t(?:t(?:ps?:?/?)?)?)?)?)?)?)?"
 )
 _NUMBER = re.compile(r"\d{1,4}[.)] ")

@@ -173,6 +173,13 @@ def test_text_that_means_something_is_unchanged(text: str) -> None:
         ("\u4f60\u597d\n\u4e16\u754c\n\n\u518d\u89c1\u3002\n\u597d", "\u4f60\u597d\uff0c\u4e16\u754c\u3002\u518d\u89c1\u3002\u597d"),
         ("\u597d\U0001f600\u7684", "\u597d\u7684"),
         ("word\U0001f600word", "word word"),
+        ("To buy\n- milk\n* eggs\n\u2013 bread\n\u2022 salt.\n- oil", "To buy, milk, eggs, bread, salt. oil"),
+        (
+            "- a line that is longer than fifty characters, so no verse\n- another one",
+            "a line that is longer than fifty characters, so no verse, another one",
+        ),
+        ("Size \u2022 Color\n- \u7ea2\n- \u84dd", "Size, Color, \u7ea2\uff0c\u84dd"),
+        ("5 *new* ideas, 2*3, 4 * 5", "5 new ideas, 2*3, 4 * 5"),
         ("well--known, yes --- no - so\u2014there \u2013 and \u2014", "well, known, yes, no, so, there, and"),
         ("Wait... what? Well\u2026 The end. I see....", "Wait, what? Well. The end. I see."),
         ("\u597d... \u7684", "\u597d\uff0c\u7684"),
@@ -189,6 +196,12 @@ def test_what_is_spoken(text: str, spoken: str) -> None:
     assert prepared(text) == spoken
 
 
+@pytest.mark.parametrize("sign", "$£€¥￥₹₩₽~±≈≤≥<>√+-.№§")
+def test_a_sign_before_a_number_is_spoken_at_the_beginning_too(sign: str) -> None:
+    begun, later = prepared(f"{sign}20 is it."), prepared(f"So {sign}20 is it.")
+    assert begun == later.removeprefix("So ") and sign in begun
+
+
 @pytest.mark.parametrize(
     "text", ("...", "\u3002\u3002\u3002", "!!!", "\U0001f600", " \n\t", "###", "<speak></speak>", "---", "* * *", "\u2014", "\u200b")
 )
@@ -202,6 +215,7 @@ def test_nothing_is_spoken_of_marks_alone(text: str) -> None:
         ("# One\n\nTwo **three** `four`.\n", "One. Two three four."),
         ("Text:\n- one\n- two\n  * three\nafter", "Text: one. two. three. after"),
         ("So\n- [ ] one\n- [x] two", "So. one. two"),
+        ("So\n\u2022 one\n\u2022 two \u2022 three", "So. one. two, three"),
         ("1. First\n2. Second", "1. First. 2. Second"),
         ("> quoted\n> on", "quoted on"),
         ("See [the docs](https://x.y/a_(b)) and ![a cat](c.png).", "See the docs and a cat."),
