@@ -15,6 +15,7 @@ _SCALES = {"k": "thousand", "m": "million", "mn": "million", "b": "billion", "bn
 _SCALE = r"(?:\s?(?P<scale>million|billion|trillion|thousand|bn|mn|[KkMmBT])(?![A-Za-z]))?"
 _PER = rf"(?:\s?/\s?(?P<per>[A-Za-z]+|{NUMBER}\s?{UNIT}))?"
 _AMOUNT = rf"(?P<amount>\d+,\d\d(?=\s?€)|{NUMBER})"
+_SHORT_TIMES = {"mo": "month", "yr": "year", "wk": "week"}  # behind a slash alone
 _FIXED = {"9/11": "nine eleven", "24/7": "twenty four seven", "50/50": "fifty fifty", "20/20": "twenty twenty"}
 
 
@@ -54,7 +55,7 @@ def _singular(unit: str) -> str:
     if measured is not None:
         names = unit_names(measured[2])
         return f"{number(measured[1])} {names[1] if names else measured[2]}"
-    return known[0] if known else unit
+    return known[0] if known else _SHORT_TIMES.get(unit, unit)
 
 
 def _quantity(match: re.Match[str], context: str) -> str | None:

@@ -162,6 +162,7 @@ READERS: tuple[Reader, ...] = (
         r"(?<![A-Za-z0-9])(?i:(pp?|nos?|vol|fig|ch|sec|ext|approx|ca)\.(?=\s?\d)|(x)(?=\d{2,6}(?!\d)))",
         lambda match, context: _SHORT_FORMS[(match[1] or match[2]).lower()],
     ),
+    part(r"\b(?i:no)\b\.?(?!\s?\d)", lambda match, context: match[0]),  # an answer
     part(r"\bWW(I{1,2})\b", lambda match, context: f"World War {'one' if match[1] == 'I' else 'two'}"),
     whole(r"[IVXL]+", _roman),
     part(r"\b(St|Ave|Blvd|Rd)\.", _street),
