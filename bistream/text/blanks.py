@@ -96,6 +96,8 @@ class BlankJoiner:
         """What is spoken instead of so many of a mark: a pause, a gap, nothing at all; None: the marks themselves."""
         if mark == _PRONOUN:
             return None
+        if mark == _SHORT_DASH and length == 1 and self._is_amount_before(following):
+            return None
         begins_line = self._lines > 0 or not self._last
         is_after_word = self._last.isalnum() and not self._blank
         is_inside = is_after_word and following.isalnum()
@@ -114,6 +116,11 @@ class BlankJoiner:
         if mark == "#":
             return None if length == 1 and (following.isalnum() or is_after_word) else GAP
         return None if length < _MANY_DOTS else GAP
+
+    def _is_amount_before(self, following: str) -> bool:
+        """Whether a dash joins the ends of a range of percentages or of money."""
+        is_number = following.isdigit() or _is_currency(following)
+        return not self._blank and ((self._last == "%" and is_number) or (self._last.isalnum() and _is_currency(following)))
 
     def _dash(self) -> str:
         """A pause, unless numbers stand on both sides."""
@@ -230,7 +237,11 @@ class BlankJoiner:
 
 
 def _is_number_sign(character: str) -> bool:
-    return character in _NUMBER_SIGNS or unicodedata.category(character) == "Sc"
+    return character in _NUMBER_SIGNS or _is_currency(character)
+
+
+def _is_currency(character: str) -> bool:
+    return bool(character) and unicodedata.category(character) == "Sc"
 
 
 @lru_cache(maxsize=4096)

@@ -140,6 +140,7 @@ def test_variants_are_the_plain_sentence(name: str) -> None:
             "snake_case",
             "C# and F#, issue #5",
             "-5 degrees",
+            "5%\u201310%, $5M\u2013$10M",
             "3.5 and 1/2",
             "$5, \u20ac5",
             "\u00bd \u00b2 45\u00b0C",
