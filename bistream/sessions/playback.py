@@ -128,13 +128,14 @@ class Playback:
 @dataclass(frozen=True)
 class _Mark:
     """Speech tokens up to a message; characters certainly spoken with them; characters that the model had been given; the character that
-    the last token speaks, where the model tells; tokens that fill breaks, in which nothing is spoken."""
+    the last token speaks, where the model tells; tokens that fill breaks, in which nothing is spoken; tokens up to the last other one."""
 
     tokens: int
     consumed: int
     fed: int
     attended: int | None = None
     filling: int = 0
+    speech_end: int = 0
 
 
 class SpokenText:
@@ -161,23 +162,25 @@ class SpokenText:
         self._pace = pace_of(prompt.prompt_text, len(prompt.speech_tokens), self._format)
 
     def tokens_came(self, message: SpeechTokens) -> None:
-        """Record a message: ``text_consumed`` characters are spoken once all tokens up to this one are."""
-        consumed = max(message.text_consumed, self._marks[-1].consumed if self._marks else 0)
-        filling = self._filling(len(self._marks) - 1) + sum(one.tokens for one in message.breaks)
-        self._marks.append(_Mark(self.tokens + len(message.token_ids), consumed, message.text_fed, message.text_attended, filling))
+        """Record a message: ``text_consumed`` characters are spoken once all tokens up to this one are that fill no break at its end."""
+        before = self._marks[-1] if self._marks else _Mark(0, 0, 0)
+        consumed = max(message.text_consumed, before.consumed)
+        filling = before.filling + sum(one.tokens for one in message.breaks)
+        spoken = len(message.token_ids)
+        for one in reversed(message.breaks):
+            spoken = one.place if one.place + one.tokens == spoken else spoken
+        speech_end = before.tokens + spoken if spoken else before.speech_end
+        tokens = before.tokens + len(message.token_ids)
+        self._marks.append(_Mark(tokens, consumed, message.text_fed, message.text_attended, filling, speech_end))
         if message.finish_reason is FinishReason.EOS:
             self._total = self.tokens - filling, consumed
-
-    def _filling(self, index: int) -> int:
-        """Tokens up to a mark in which nothing is spoken."""
-        return self._marks[index].filling if index >= 0 else 0
 
     def characters(self, samples: int, is_last: bool) -> int:
         """Characters certainly spoken in ``samples`` samples. ``is_last``: no audio follows."""
         count = (
             len(self._marks)
             if is_last
-            else bisect_right(self._marks, samples // self._format.samples_per_token, key=lambda mark: mark.tokens)
+            else bisect_right(self._marks, samples // self._format.samples_per_token, key=lambda mark: mark.speech_end)
         )
         return self._marks[count - 1].consumed if count else 0
 
@@ -193,7 +196,8 @@ class SpokenText:
         attended = self._attended(index, tokens)
         if attended is not None:
             return max(bounds[0], min(bounds[1], round(attended)))
-        spoken = max(0.0, tokens - self._filling(min(index, len(self._marks) - 1)))
+        filling = self._marks[min(index, len(self._marks) - 1)].filling if self._marks else 0
+        spoken = max(0.0, tokens - filling)
         return position(self._effort, spoken, self._pace, self._total, bounds)
 
     def _attended(self, index: int, tokens: float) -> float | None:

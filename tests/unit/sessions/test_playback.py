@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bistream.hops.text_pace import TextPace
 from bistream.sessions.playback import Playback, SpokenEffort, SpokenText, pace_of, position, usual_pace
-from bistream.types import FinishReason, SpeechTokens
+from bistream.types import FinishReason, SpeechBreak, SpeechTokens
 from tests.formats import AUDIO_FORMAT, BLOCKS, SAMPLE_RATE, SAMPLES_PER_TOKEN
 
 SETTINGS = settings(max_examples=20, deadline=None)
@@ -95,6 +95,24 @@ def test_what_the_model_attends_to_counts_before_the_pace() -> None:
     text.tokens_came(SpeechTokens((1,) * 10, 200, FinishReason.EOS, False, 200, 50, text_attended=190))
     assert text.position(35 * SAMPLES_PER_TOKEN, False) == 125 and text.position(40 * SAMPLES_PER_TOKEN, False) == 200
     assert text.position(40 * SAMPLES_PER_TOKEN, True) == 200
+
+
+def test_what_is_said_before_a_break_is_spoken_when_its_silence_begins() -> None:
+    """Also where the end of the text comes later, and however messages are joined."""
+    filling = SpeechTokens((0, 0), 3, breaks=(SpeechBreak(0, 2, 500),))
+    apart = [SpeechTokens((1, 2, 3), 1), filling]
+    together = [SpeechTokens((1, 2, 3, 0, 0), 3, breaks=(SpeechBreak(3, 2, 500),))]
+    for messages in (apart, together):
+        spoken = SpokenText(SpokenEffort(), AUDIO_FORMAT)
+        for message in messages:
+            spoken.tokens_came(message)
+        assert spoken.characters(3 * SAMPLES_PER_TOKEN - 1, is_last=False) < 3
+        assert spoken.characters(3 * SAMPLES_PER_TOKEN, is_last=False) == 3
+        spoken.tokens_came(SpeechTokens((), 20, FinishReason.EOS))
+        assert spoken.characters(3 * SAMPLES_PER_TOKEN, is_last=False) == 20
+        spoken.tokens_came(SpeechTokens((4,), 25))
+        assert spoken.characters(5 * SAMPLES_PER_TOKEN, is_last=False) == 20
+        assert spoken.characters(6 * SAMPLES_PER_TOKEN, is_last=False) == 25
 
 
 def test_when_the_next_block_is_expected() -> None:
