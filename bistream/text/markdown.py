@@ -27,6 +27,8 @@ _BLOCK_BEGINNING = re.compile(
     r"#{1,6}|[-*+\x1c\x1d](?:[ \x1c]+)?|`{1,8}|~{1,8}"
     rf"|\[[^\]\n]{{0,{MAX_LABEL_CHARS}}}(?:\](?::(?: ?(?:h(?:t(?:t(?:ps?:?/?)?)?)?)?)?)?)?"
 )
+_WEB = "(http"  # how an address begins behind an index (a[0]), which is the number of a source then
+_BEFORE_CITATION = frozenset(".,;:!?)")  # without a blank; the last is also the end of an address
 _NUMBER = re.compile(r"\d{1,4}[.)] ")
 
 
@@ -185,6 +187,8 @@ class MarkdownReader:
             return
         is_link = not self._last.isalnum()
         self._brackets.append(is_link)
+        if is_link and self._last and self._last in _BEFORE_CITATION:
+            self._emit(GAP)
         if is_link:
             self._drop(but_last=True)
         else:
@@ -193,7 +197,7 @@ class MarkdownReader:
     def _follow_closing(self, character: str) -> None:
         """Behind a link's text is its address, or the label of one; behind an aside there is neither."""
         opening = self._held[1]
-        if opening not in "([" or not self._brackets[-1]:
+        if opening not in "([" or not (self._brackets[-1] or _WEB.startswith(self._held[1 : 1 + len(_WEB)])):
             is_link = self._brackets.pop()
             if is_link:
                 self._drop(but_last=True)
@@ -203,8 +207,12 @@ class MarkdownReader:
         most = MAX_ADDRESS_CHARS if opening == "(" else MAX_LABEL_CHARS
         is_closed = character == (")" if opening == "(" else "]") and (opening == "[" or self._held.count("(") == self._held.count(")"))
         if is_closed:
-            self._brackets.pop()
+            is_link = self._brackets.pop()
             self._drop()
+            if is_link:
+                self._last = ")"
+            else:
+                self._emit("]")
         elif (character in "\n[]" and len(self._held) > 2) or len(self._held) > most:  # an address has no brackets
             self._brackets.pop()
             self._release()

@@ -220,6 +220,7 @@ def test_nothing_is_spoken_of_marks_alone(text: str) -> None:
         ("1. First\n2. Second", "1. First. 2. Second"),
         ("> quoted\n> on", "quoted on"),
         ("See [the docs](https://x.y/a_(b)) and ![a cat](c.png).", "See the docs and a cat."),
+        ("It is so.[1](https://x.y)[2](https://y.z) And[3](http://z) [a](b)[c](d), a[0](x)", "It is so. 1 2 And[3] a c, a[0](x)"),
         ("As said[^1] in [it][2], a[0] [sic].\n\n[^1]: A note.\n[2]: https://x.y", "As said in it, a[0] sic. A note."),
         ("| Name | Age |\n|:-----|:---:|\n| Ann | 5 |\n| Bob | 6 |", "Name, Age. Ann, 5. Bob, 6"),
         ("Run\n```python\nprint(1)\n```\nand see", "Run. and see"),
