@@ -15,13 +15,16 @@ _SCALE = r"(?:\s?(?P<scale>million|billion|trillion|thousand|[KkMBT]|[百千]?[�
 _PER = rf"(?:\s?/\s?(?P<per>[A-Za-z]+|{IDEOGRAPH}{{1,2}}|{NUMBER}\s?{UNIT}))?"
 
 
+_NAMES = "|".join(sorted({names[3] for names in CURRENCIES.values()}, key=len, reverse=True))
+
+
 def counted(digits: str, is_followed: bool = True) -> str:
     """Before a unit, 两 and not 二."""
     return "两" if digits == "2" and is_followed else chinese_number(digits)
 
 
 def _money(match: re.Match[str], context: str) -> str | None:
-    sign, amount, scale, per = match["sign"], match["amount"], match["scale"], match["per"]
+    sign, amount, scale, per = match["sign"], match["amount"].removesuffix(".00"), match["scale"], match["per"]
     name = CURRENCIES[sign][3]
     if scale and scale.lower() in _ZEROS:
         number = _scaled(amount, _ZEROS[scale.lower()])
@@ -86,7 +89,7 @@ def _scientific(match: re.Match[str], context: str) -> str | None:
 
 
 PRICES: tuple[Reader, ...] = (
-    part(rf"(?<![A-Za-z0-9])-?(?P<sign>{MONEY})\s?(?P<amount>{NUMBER}){_SCALE}{_PER}{END}", _money),
+    part(rf"(?<![A-Za-z0-9])-?(?P<sign>{MONEY})\s?(?P<amount>{NUMBER}){_SCALE}(?:{_NAMES})?{_PER}{END}", _money),
     whole(rf"({NUMBER})\s?({IDEOGRAPH}{{1,2}})\s?/\s?([A-Za-z]+|{IDEOGRAPH}{{1,2}})", _priced, end=""),
     whole(rf"({NUMBER})\s?({'|'.join(CURRENCY_CODES)})", _code_money),
 )

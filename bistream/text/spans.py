@@ -198,6 +198,8 @@ def _is_word_character(character: str, word: str, is_open: bool) -> bool:
     """Whether a character continues ``word`` (or begins one, where that is empty). is_open: an expression stands before it."""
     if not word and character in _MAY_OPEN_NUMBER:
         return True
+    if not word and character == "*":
+        return is_open
     if character == "\\":
         return _DRIVE.match(word) is not None
     if character == "）":
