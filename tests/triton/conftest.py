@@ -40,7 +40,6 @@ LIMITS = {
     "admission_load": "0",  # what a busy test machine can do decides no test; test_cosyvoice3.py sets both numbers
 }
 IDLE_TIMEOUT_S = 15.0  # of the server that keeps little: only hoarders may reach it, also where a busy machine is slow to speak
-FLOW_CONTEXT_S = 5  # the same server
 MOST_CHARS = 12_000
 PATIENCE_S = 240.0  # for anything that happens on a working server; of a broken one, whose test fails after it
 PROBE_TIMEOUT_S = WAIT_TIMEOUT_S = PATIENCE_S
@@ -53,8 +52,8 @@ START_TIMEOUT_S = 600.0  # of a server whose six models share one core with othe
 GROUPS = {
     "busy": "contents deaths hangs long_inputs soak stop_in_use",
     "hostile": "random_inputs timeouts unread",
-    "streaming": "bad_input benchmarks client_example gate heavy_requests interfaces manners metrics models sessions voice_batches",
-    "offline": "long_sessions session_rules voice_hashes",
+    "streaming": "bad_input benchmarks client_example gate heavy_requests interfaces manners metrics sessions voice_batches",
+    "offline": "session_rules voice_hashes",
 }
 # Are begun first, the longest ones before the others.
 LONG = ("busy", "hostile", "streaming", "test_serve_gpus", "test_serve_gate", "offline", "test_cosyvoice3", "test_spark", "test_serve_all")
@@ -159,9 +158,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, brief_model_dir: Path) -> I
 
 @pytest.fixture(scope="session")
 def offline_server(tmp_path_factory: pytest.TempPathFactory, brief_model_dir: Path) -> Iterator[TritonServer]:
-    """All models; ``cosyvoice2`` answers once. It takes long texts, remembers one voice at a time and the last seconds of a session, and
-    waits seconds for text."""
-    settings = {"voice_cache_size": "1", "token2wav.flow_context_s": str(FLOW_CONTEXT_S), "session_idle_timeout_s": str(IDLE_TIMEOUT_S)}
+    """All models; ``cosyvoice2`` answers once. It takes long texts, remembers one voice at a time, and waits seconds for text."""
+    settings = {"voice_cache_size": "1", "session_idle_timeout_s": str(IDLE_TIMEOUT_S)}
     settings |= dict.fromkeys(("cosyvoice2_bistream.max_text_chars", "llm_bistream.max_text_chars"), str(MOST_CHARS))
     yield from serve(tmp_path_factory.mktemp("offline"), brief_model_dir, **settings, **{"cosyvoice2.decoupled_mode": "False"})
 

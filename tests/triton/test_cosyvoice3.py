@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
 
 from bistream.errors import BusyError
 from bistream.types import FloatArray
@@ -66,13 +65,6 @@ def test_a_whole_text_sounds_the_same_again(keeper: Keeper, voice: Voice) -> Non
     np.testing.assert_array_equal(once.waveform, again.waveform)
 
 
-def test_a_whole_text_with_an_instruction_and_without_a_transcript(keeper: Keeper, voice: Voice) -> None:
-    foreign = {name: value for name, value in voice.items() if name != "reference_text"}
-    with Stream(keeper.grpc_url) as stream:
-        check_audio(stream.receive(stream.send(MODEL, target_text=TEXT, instruct_text="Speak slowly.", **voice)), len(TEXT))
-        check_audio(stream.receive(stream.send(MODEL, target_text=TEXT, is_cross_lingual=True, **foreign)), len(TEXT))
-
-
 @pytest.mark.parametrize(
     "manner",
     [
@@ -121,12 +113,6 @@ def test_a_full_server_speaks_with_its_callers_and_refuses_others(keeper: Keeper
             stream.send(MODEL, session_id=session_id, target_text="Last.", is_start=False, is_end=True)
             check_audio(stream.receive(start), len(text + "Last."))
     check_audio(ask(url, MODEL, target_text="Hi.", **voice), len("Hi."))
-
-
-def test_every_model_says_its_family(keeper: Keeper) -> None:
-    with triton.InferenceServerClient(keeper.grpc_url) as client:
-        config = client.get_model_config(MODEL, as_json=True)
-    assert config["config"]["parameters"]["model_family"]["string_value"] == "cosyvoice3"
 
 
 def test_the_golden_utterance_was_spoken(keeper: Keeper) -> None:

@@ -12,14 +12,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import soundfile
-import tritonclient.grpc as triton
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
-from tritonclient.utils import InferenceServerException
 
-from bistream.client import say_http
-from bistream.client.exit_codes import EXIT_SERVER
 from bistream.contract.codec import scalar_array, text_array
 from bistream.keeper.server_process import TritonServer
 from gateway.settings import GateLimits
@@ -28,7 +23,6 @@ from tests.triton.conftest import PATIENCE_S, wait_for
 from tests.triton.gate_process import GateProcess
 from tests.triton.reliability import Attack
 from tests.triton.requests import Stream, ask, to_input
-from tests.triton.test_models import upstream_inputs
 from tests.triton.test_sessions import MODEL, check_audio
 from tests.triton.upstream_clients import MODEL as UPSTREAMS_MODEL
 from tests.triton.upstream_clients import MODEL3, SPARK_MODEL, ask_over_http, infer_offline
@@ -71,26 +65,6 @@ def offline_gate(offline_server: TritonServer, tmp_path_factory: pytest.TempPath
     with GateProcess(offline_server, tmp_path_factory.mktemp("offline_gate")) as made:
         yield made
         made.check_end()
-
-
-def test_offline_requests_go_through_both_doors(
-    offline_gate: GateProcess, reference_wav: NDArray[np.float32], tmp_path: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    inputs = upstream_inputs(reference_wav, "Good morning.", 1)
-    client = triton.InferenceServerClient(offline_gate.grpc_url)
-    tensors = [to_input(name, value) for name, value in inputs.items()]
-    over_grpc = client.infer("cosyvoice2", tensors, request_id="0", outputs=[triton.InferRequestedOutput("waveform")]).as_numpy("waveform")
-    with pytest.raises(InferenceServerException, match="INVALID_INPUT"):
-        client.infer("cosyvoice2", [to_input("target_text", "No voice.")])
-    client.close()
-    soundfile.write(tmp_path / "voice.wav", reference_wav[0], 16000, subtype="FLOAT")
-    out = tmp_path / "spoken.wav"
-    arguments = ["--server", offline_gate.http_url, "--text", "Good morning.", "--output", str(out)]
-    voice = ["--reference-audio", str(tmp_path / "voice.wav"), "--reference-text", inputs["reference_text"]]
-    assert say_http.main([*arguments, *voice]) == 0, capsys.readouterr().err
-    over_http, _ = soundfile.read(out)
-    assert over_http.size == over_grpc.size > 0
-    assert say_http.main(arguments) == EXIT_SERVER and "INVALID_INPUT" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [UPSTREAMS_MODEL, MODEL3])

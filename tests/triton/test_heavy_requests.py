@@ -14,7 +14,6 @@ import numpy as np
 from bistream.checkpoints.config import FlowConfig
 from bistream.config import RuntimeConfig
 from bistream.keeper.server_process import TritonServer
-from bistream.token2wav.hop_jobs import MAX_HOP_TOKENS
 from bistream.triton.startup import NICENESS
 from tests.formats import MEL_FRAMES_PER_TOKEN
 from tests.triton.keeper import processes_with
@@ -88,16 +87,3 @@ def test_the_models_of_recordings_compute_at_a_lower_priority(server: TritonServ
     usual = niceness("token2wav")
     for model in ("audio_tokenizer", "speaker_embedding"):
         assert niceness(model) == min(19, usual + NICENESS)
-
-
-def test_a_hop_of_more_tokens_than_a_session_sends_is_refused(grpc_url: str) -> None:
-    with Stream(grpc_url) as stream:
-        refused = stream.receive_error(hop(stream, MAX_HOP_TOKENS + 1, **prompt(10)))
-    assert refused.code == "INVALID_INPUT"
-
-
-def test_an_utterance_that_is_too_long_is_refused(grpc_url: str) -> None:
-    tokens = np.arange(RuntimeConfig().max_offline_tokens + 1, dtype=np.int32)
-    with Stream(grpc_url) as stream:
-        refused = stream.receive_error(stream.send("token2wav", target_speech_tokens=tokens, **prompt(10)))
-    assert refused.code == "INVALID_INPUT" and "120 s" in str(refused.error)

@@ -43,25 +43,6 @@ def test_openai_speech_is_the_servers(interfaces: Interfaces) -> None:
     assert np.abs(np.frombuffer(body[44:], "<i2")).max() > 0
 
 
-def test_instructions_change_how_it_is_said(interfaces: Interfaces) -> None:
-    given = {"model": "gpt-4o-mini-tts", "input": "Hello.", "voice": "alloy", "response_format": "pcm", "seed": 3}
-    plain, calm, again = (
-        interfaces.ask("POST", "/v1/audio/speech", {**given, "instructions": instructions}) for instructions in (None, "calm", "calm")
-    )
-    assert plain[0] == calm[0] == 200 and calm == again != plain
-
-
-def test_text_beyond_a_sessions_limit_goes_on_in_another_session(interfaces: Interfaces) -> None:
-    """The server takes 400 characters in one. Blanks count, and are not spoken."""
-    before = interfaces.log.read_text(encoding="utf-8").count("utterance_end")
-    given = {"model": "m", "input": ("Hi." + 40 * " ") * 10, "voice": "reference", "response_format": "pcm"}
-    status, body = interfaces.ask("POST", "/v1/audio/speech", given)
-    assert status == 200 and len(body) > 0
-    wait_for(lambda: interfaces.log.read_text(encoding="utf-8").count("utterance_end") > before, "the line of the utterance")
-    lines = [json.loads(line) for line in interfaces.log.read_text(encoding="utf-8").splitlines() if "utterance_end" in line]
-    assert len(lines[-1]["sessions"]) == 2 and lines[-1]["characters"] == 430 and lines[-1]["ending"] == "done"
-
-
 def test_a_turn_of_tokens_and_an_interruption(interfaces: Interfaces, server: TritonServer) -> None:
     with connect(
         f"ws://127.0.0.1:{interfaces.port}/v2/speak?model=reference&encoding=linear16&sample_rate=24000", open_timeout=WAIT_TIMEOUT_S

@@ -9,12 +9,11 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from bistream.client.client import BistreamClient
 from bistream.client.server_errors import server_error
 from bistream.contract.audio import SILENCE_S
 from bistream.keeper.server_process import TritonServer
 from tests.formats import SAMPLE_RATE
-from tests.triton.conftest import MOST_CHARS, PATIENCE_S
+from tests.triton.conftest import MOST_CHARS
 from tests.triton.requests import Stream, ask
 from tests.triton.test_sessions import MODEL, Voice, check_audio
 
@@ -36,16 +35,6 @@ def test_a_stranger_who_knows_the_id_reaches_nothing(url: str, voice: Voice) -> 
             assert stranger.receive(stranger.send(MODEL, secret, session_id=session_id, is_cancel=True)).code == "UNKNOWN_SESSION"
         owner.send(MODEL, "mine", session_id=session_id, target_text=".", is_start=False, is_end=True)
         check_audio(owner.receive(start), len("Mine alone."))
-
-
-def test_our_client_keeps_its_sessions_to_itself(url: str, voice: Voice) -> None:
-    text = "Mine, from the first word to the last of them, and nobody else's at all."
-    recording = {"reference_wav": voice["reference_wav"][0], "reference_text": "A reference."}
-    with BistreamClient(url, silence_timeout_s=PATIENCE_S).start(**recording, text=text, session_id="easy-to-guess") as session:
-        next(iter(session))
-        assert ask(url, MODEL, session_id="easy-to-guess", is_cancel=True).code == "UNKNOWN_SESSION"
-        session.end_text(" Still.")
-        assert [chunk.text_consumed for chunk in session][-1] == len(f"{text} Still.")
 
 
 @pytest.mark.parametrize("token", ["<|endofprompt|>", "[laughter]"])

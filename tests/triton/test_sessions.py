@@ -8,7 +8,6 @@ import uuid
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bistream.keeper.server_process import TritonServer
 from tests.formats import SAMPLES_PER_TOKEN
@@ -42,11 +41,6 @@ def check_outputs(answer: Answer, characters: int) -> None:
     assert waveform.size > 0 and np.isfinite(waveform).all() and 0.0 < np.abs(waveform).max() <= np.float32(0.99)
 
 
-def test_a_whole_text_in_one_request(grpc_url: str, voice: Voice) -> None:
-    text = "Good morning."
-    check_audio(ask(grpc_url, MODEL, target_text=text, **voice), len(text))
-
-
 def test_a_break_is_exact_silence_between_speech_in_pieces(grpc_url: str, voice: Voice) -> None:
     """A piece that is no SSML is refused, and the session goes on without it."""
     text = '<speak>Good <break time="1500ms"/>mor<sub alias="ning">n.</sub> On.</speak>'
@@ -61,20 +55,6 @@ def test_a_break_is_exact_silence_between_speech_in_pieces(grpc_url: str, voice:
         check_outputs(stream.receive(start), len(text))
     silent = np.flatnonzero(start.waveform == 0.0)
     assert 36_000 <= max(map(len, np.split(silent, np.flatnonzero(np.diff(silent) > 1) + 1))) <= 36_002
-
-
-def test_the_same_request_gives_the_same_audio(grpc_url: str, voice: Voice) -> None:
-    """All samples, at any speed."""
-
-    def speak(**request: Any) -> NDArray[np.float32]:
-        answer = ask(grpc_url, MODEL, target_text="Twice.", **request, **voice)
-        assert answer.error is None
-        return answer.waveform
-
-    assert np.array_equal(speak(seed=7), speak(seed=7))
-    faster = speak(seed=7, speed=1.25)
-    assert np.array_equal(faster, speak(seed=7, speed=1.25))
-    assert not np.array_equal(faster, speak(seed=8, speed=1.25))
 
 
 def test_text_is_appended_while_audio_is_generated(grpc_url: str, voice: Voice) -> None:
@@ -110,36 +90,6 @@ def test_a_speed_streams_and_a_later_piece_changes_it(grpc_url: str, voice: Voic
     assert sizes[0] < sizes[1] < 2 * sizes[0], "the same tokens, the first of them twice as fast as the others"
 
 
-def test_a_text_without_anything_to_speak_is_a_short_silence(grpc_url: str, voice: Voice) -> None:
-    answer = ask(grpc_url, MODEL, target_text="...", **voice)
-    assert answer.error is None and answer.waveform.size == 2400 and not answer.waveform.any()
-
-
-def test_a_session_chooses_whether_numbers_are_read_out(grpc_url: str, voice: Voice) -> None:
-    """As many samples as of the words, counted in the text as it was sent; an unknown choice is one sentence."""
-    text = "It is 5 km."
-    spoken = ask(grpc_url, MODEL, target_text=text, seed=3, text_normalization="auto", **voice)
-    check_audio(spoken, len(text))
-    assert spoken.waveform.size == ask(grpc_url, MODEL, target_text="It is five kilometers.", seed=3, **voice).waveform.size
-    refused = ask(grpc_url, MODEL, target_text=text, text_normalization="fr", **voice)
-    assert refused.error is not None and refused.code == "INVALID_INPUT" and refused.error.sentence.startswith("text_normalization must be")
-
-
-def test_concurrent_sessions_do_not_mix(grpc_url: str, voice: Voice) -> None:
-    texts = ["One.", "Two two.", "Three three three."]
-    alone = [ask(grpc_url, MODEL, target_text=text, **voice).waveform for text in texts]
-    streams = [Stream(grpc_url) for _ in texts]
-    try:
-        starts = [stream.send(MODEL, target_text=text, **voice) for stream, text in zip(streams, texts, strict=True)]
-        together = [stream.receive(start) for stream, start in zip(streams, starts, strict=True)]
-    finally:
-        for stream in streams:
-            stream.drop()
-    for one, other, text in zip(alone, together, texts, strict=True):
-        check_audio(other, len(text))
-        np.testing.assert_array_equal(other.waveform, one)
-
-
 def test_cancel_ends_the_session_at_once(grpc_url: str, voice: Voice) -> None:
     session_id = uuid.uuid4().hex
     with Stream(grpc_url) as stream:
@@ -172,42 +122,6 @@ def test_a_dropped_stream_frees_the_session(grpc_url: str, voice: Voice) -> None
 
     wait_for(is_admitted, "a free place")
     check_audio(answers[-1], len("Next."))
-
-
-def test_too_many_sessions_are_refused_and_the_others_go_on(grpc_url: str, voice: Voice) -> None:
-    streams = [Stream(grpc_url) for _ in range(3)]
-    try:
-        ids = [uuid.uuid4().hex for _ in streams]
-        starts = [
-            stream.send(MODEL, session_id=session_id, target_text="Wait", is_end=False, **voice)
-            for stream, session_id in zip(streams, ids, strict=True)
-        ]
-        # Requests of different streams are not ordered: a session surely exists once it accepts text.
-        for stream, session_id in zip(streams, ids, strict=True):
-            accepted = stream.receive(stream.send(MODEL, session_id=session_id, target_text="ing.", is_start=False, is_end=False))
-            assert accepted.error is None
-        refused = ask(grpc_url, MODEL, target_text="No room.", **voice)
-        assert refused.code == "BUSY" and refused.error is not None and refused.error.retryable
-        for stream, session_id, start in zip(streams, ids, starts, strict=True):
-            stream.send(MODEL, session_id=session_id, target_text="", is_start=False, is_end=True)
-            check_audio(stream.receive(start), len("Waiting."))
-    finally:
-        for stream in streams:
-            stream.drop()
-
-
-def test_a_live_session_cannot_be_started_again(grpc_url: str, voice: Voice) -> None:
-    session_id = uuid.uuid4().hex
-    with Stream(grpc_url) as stream:
-        start = stream.send(MODEL, session_id=session_id, target_text="On", is_end=False, **voice)
-        accepted = stream.receive(stream.send(MODEL, session_id=session_id, target_text="ce", is_start=False, is_end=False))
-        assert accepted.error is None  # requests of different streams are not ordered: now the session surely exists
-        again = ask(grpc_url, MODEL, session_id=session_id, target_text="Once", **voice)
-        assert again.code == "SESSION_EXISTS" and again.error is not None and again.error.session_id == session_id
-        stream.send(MODEL, session_id=session_id, target_text=".", is_start=False, is_end=True)
-        check_audio(stream.receive(start), len("Once."))
-    finished = ask(grpc_url, MODEL, session_id=session_id, target_text="more", is_start=False)
-    assert finished.code == "UNKNOWN_SESSION"
 
 
 def test_a_stalled_model_process_is_waited_for(server: TritonServer, voice: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from bistream.keeper.server_process import TritonServer
 from tests.formats import SAMPLES_PER_TOKEN
 from tests.triton.conftest import PATIENCE_S
 from tests.triton.gate_process import GateProcess
-from tests.triton.requests import Stream, ask
+from tests.triton.requests import ask
 from tests.triton.test_sessions import MODEL, Voice, check_audio, check_outputs
 
 TEXT = "Hashed."
@@ -55,30 +55,6 @@ def test_a_hash_sounds_like_its_recording(url: str, voice: Voice, digest: str) -
     check_outputs(by_hash, len(TEXT))
     assert np.array_equal(by_recording.waveform, by_hash.waveform)
     check_audio(ask(url, MODEL, target_text=TEXT, reference_hash=digest, **voice), len(TEXT))
-
-
-def test_what_is_not_known_is_refused_with_its_code(url: str, voice: Voice, digest: str) -> None:
-    displace(url, voice)
-    unknown = ask(url, MODEL, target_text=TEXT, reference_hash=digest)
-    assert unknown.code == "UNKNOWN_VOICE" and unknown.finals == 1 and not unknown.outputs
-    assert digest not in str(unknown.error)
-    assert ask(url, MODEL, target_text=TEXT, reference_hash="0" * 64, **voice).code == "INVALID_INPUT"
-    assert ask(url, MODEL, target_text=TEXT, reference_hash="speaker:anna").code == "INVALID_INPUT"
-
-
-def test_the_same_stream_and_id_start_again_with_the_recording(url: str, voice: Voice, digest: str) -> None:
-    displace(url, voice)
-    session_id = uuid.uuid4().hex
-    with Stream(url) as stream:
-        refused = stream.send(MODEL, session_id=session_id, target_text="Ha", is_end=False, reference_hash=digest)
-        late = stream.send(MODEL, session_id=session_id, target_text="shed.", is_start=False)
-        for answer in (refused, late):
-            stream.receive(answer)
-        # The final response of the first may come behind the error of the second, whose id tritonclient drops.
-        assert refused.errors + late.errors == 2 and {answer.code for answer in (refused, late) if answer.errors} == {"UNKNOWN_VOICE"}
-        start = stream.send(MODEL, session_id=session_id, target_text="Ha", is_end=False, **voice)
-        assert stream.receive(stream.send(MODEL, session_id=session_id, target_text="shed.", is_start=False)).error is None
-        check_audio(stream.receive(start), len(TEXT))
 
 
 def test_our_client_sends_the_recording_again_by_itself(gate: GateProcess, voice: Voice, digest: str) -> None:
