@@ -16,7 +16,6 @@ from torch import Tensor
 from bistream.checkpoints.config import CausalVocoderConfig, DitFlowConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError
-from bistream.evaluation.seam_meter import joints_of, measure_seams
 from bistream.mel2wav.causal.noise import NOISE_SECONDS, reference_noise
 from bistream.mel2wav.causal.stage import CausalVocoderStage
 from bistream.mel2wav.causal.state import CausalState
@@ -90,23 +89,11 @@ def test_the_lookahead_is_four_frames_and_three_samples(frame: int) -> None:
     assert 480 * frame - 1923 <= differs[0] < 480 * frame - 1920 + 480
 
 
-def test_seams_are_zero() -> None:
-    mel = voiced_mel(160)
-    pieces = stream(mel, [21, 50, 1, 40, 30])
-    report = measure_seams(np.concatenate(pieces), at_once(mel), joints_of([len(piece) for piece in pieces]))
-    assert report.worst_click_db <= 1e-3 and report.worst_level_step_db <= 1e-3
-
-
 def test_offline_in_pieces_is_one_call() -> None:
     mel = voiced_mel(180)
     assert np.abs(stage().synthesize(mel, seed=3) - at_once(mel)).max() <= EXACT
     assert stage().synthesize(mel[:, :0], 0).shape == (0,)
     assert len(stage().synthesize(mel, 0, speed=1.3)) == SAMPLES_PER_MEL_FRAME * int(180 / 1.3)
-
-
-def test_a_session_without_speech_ends_with_nothing() -> None:
-    state, none = stage().open(0), voiced_mel(0)
-    assert [len(stage().hop([VocoderHop(state, none, finalize)])[0]) for finalize in (False, True)] == [0, 0]
 
 
 def test_nan_stays_with_its_session() -> None:
