@@ -14,7 +14,6 @@ import pytest
 
 from bistream.config import RuntimeConfig
 from bistream.contract.audio import REFERENCE_SAMPLE_RATE
-from bistream.errors import InvalidInputError, UnknownSpeakerError
 from bistream.local import LocalPipeline, VoiceChoice
 from bistream.sessions.breaks import FADE_S
 from bistream.token2wav.service import Token2WavHop
@@ -233,15 +232,6 @@ def test_an_exception_of_the_pieces_reaches_the_listener(pipeline: LocalPipeline
 
     with pytest.raises(LookupError, match="language model"):
         list(pipeline.stream(pieces(), tone()))
-
-
-def test_refusals_are_raised(pipeline: LocalPipeline) -> None:
-    with pytest.raises(InvalidInputError):
-        pipeline.synthesize("", tone())
-    with pytest.raises(InvalidInputError):
-        list(pipeline.stream(["Hello"], VoiceChoice()))
-    with pytest.raises(UnknownSpeakerError):
-        pipeline.synthesize("Hello", VoiceChoice(speaker_id="nobody"))
 
 
 def test_without_its_transcript_a_recording_speaks_cross_lingually(pipeline: LocalPipeline) -> None:

@@ -45,7 +45,7 @@ def test_all_forms_are_voices(model_dir: Path, tmp_path: Path) -> None:
     for name in ("saved", "001"):
         assert_same_voice(voices.load(name), voice)
     fixed = voices.load("\u4e2d\u6587\u5973")
-    assert (fixed.prompt_text, fixed.speech_tokens.size) == ("", 0)
+    assert (fixed.prompt_text, fixed.speech_tokens.shape, fixed.speech_feat.shape) == ("", (0,), (0, 80))
     assert (fixed.speaker_embedding == voice.speaker_embedding).all()
     assert len({voices.content_key(name) for name in voices.preset_ids()}) == 4
 

@@ -14,15 +14,11 @@ from bistream.sessions.playback import weight_of
 from bistream.sessions.request_checks import TextLedger, check_append, check_start
 from bistream.text.markup import MarkupReader
 from bistream.text.special_tokens import SPECIAL_TOKENS
+from tests.unit.cuts import pieces_of
 from tests.unit.sessions.fakes import request_of, start_request
 
 SETTINGS = settings(max_examples=20, deadline=None)
 CUTS = st.lists(st.integers(0, 60), max_size=6)
-
-
-def pieces_of(data: bytes, cuts: list[int]) -> list[bytes]:
-    bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-    return [data[begin:end] for begin, end in zip(bounds[:-1], bounds[1:], strict=True)]
 
 
 def accepts(max_chars: int, pieces: list[bytes]) -> bool:

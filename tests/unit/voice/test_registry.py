@@ -6,14 +6,12 @@ import json
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import CheckpointError, InvalidInputError, UnknownSpeakerError
 from bistream.store.fingerprint import Fingerprint
-from bistream.voice.build import voice_of_numbers
 from bistream.voice.registry import VoiceRegistry
 from tests.unit.voice.voices import assert_same_voice, random_voice
 
@@ -30,14 +28,6 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, speaker_id: str, t
     registry.save(speaker_id, voice)
     assert registry.speaker_ids() == [speaker_id]
     assert_same_voice(registry.load(speaker_id), voice)
-
-
-def test_a_voice_of_labels_keeps_them(tmp_path: Path) -> None:
-    numbers = np.arange(37, dtype=np.int32)
-    registry = VoiceRegistry(tmp_path)
-    registry.save("anna", voice_of_numbers(numbers))
-    assert_same_voice(registry.load("anna"), voice_of_numbers(numbers))
-    assert np.array_equal(registry.load("anna").speaker_tokens, numbers) and registry.recorded("anna") == ("", 0)
 
 
 @pytest.mark.parametrize("speaker_id", ["", "..", "../anna", "a/b", "a.b", "a" * 65, "änna", "anna\n", "a b"])

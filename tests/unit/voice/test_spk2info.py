@@ -96,14 +96,6 @@ def test_a_server_leaves_out_what_it_does_not_know(tmp_path: Path, caplog: pytes
         read_presets(path, spell)
 
 
-def test_fixed_speaker_has_no_prompt(tmp_path: Path) -> None:
-    voice = read_spk2info(save(tmp_path, {"old": {"embedding": rows()[2]}}), spell)["old"]
-    assert voice.prompt_text == ""
-    assert voice.speech_tokens.shape == (0,)
-    assert voice.speech_feat.shape == (0, 80)
-    assert (voice.speaker_embedding == VOICE.speaker_embedding).all()
-
-
 def test_missing_and_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="spk2info.pt does not exist"):
         read_spk2info(tmp_path / "spk2info.pt", spell)
