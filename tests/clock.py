@@ -1,4 +1,4 @@
-"""An event loop whose time passes at once: when nothing is left to do, the clock jumps to the next timer."""
+"""Time in tests: a clock that a test moves, and an event loop whose time passes at once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 _Result = TypeVar("_Result")
+
+
+class ManualClock:
+    """It stands still until a test sets ``now``."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class _Selector(selectors.DefaultSelector):
@@ -22,6 +32,8 @@ class _Selector(selectors.DefaultSelector):
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
+    """When nothing is left to do, its clock jumps to the next timer."""
+
     def __init__(self) -> None:
         self._jumps = _Selector()
         super().__init__(self._jumps)

@@ -19,6 +19,7 @@ id per running turn. ``engine.fail("sentence")`` simulates the death of the engi
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,16 @@ class RecordingSink:
     def on_end(self, result: TurnResult) -> None:
         self.late += self.result is not None
         self.result = result
+
+
+class WaitableSink(RecordingSink):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = threading.Event()
+
+    def on_end(self, result: TurnResult) -> None:
+        super().on_end(result)
+        self.ended.set()
 
 
 @dataclass

@@ -15,6 +15,7 @@ from gateway.session import Answer
 from gateway.session_stream import CANCEL
 from gateway.settings import GateLimits, GateSettings
 from gateway.upstream import UpstreamLost
+from tests.clock import ManualClock
 
 SAMPLES_BYTES = 4 * 24_000  # a second of audio
 
@@ -164,19 +165,11 @@ class FakeUpstream:
         pass
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class House:
     """A gate over a fake server, with a clock of the test's. Made inside the event loop."""
 
     def __init__(self, limits: GateLimits | None = None, keys: Keys | None = None) -> None:
-        self.clock = Clock()
+        self.clock = ManualClock()
         self.upstream = FakeUpstream()
         self.gate = Gate(GateSettings(limits=limits or GateLimits()), self.upstream, keys, self.clock)  # type: ignore[arg-type]
 

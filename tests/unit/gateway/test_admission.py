@@ -7,7 +7,7 @@ import pytest
 from bistream.errors import BusyError
 from gateway.admission import Admission, Caller, host_of
 from gateway.settings import GateLimits
-from tests.unit.gateway.fakes import Clock
+from tests.clock import ManualClock
 
 HOME = Caller("10.0.0.1")
 
@@ -59,7 +59,7 @@ def test_calls_are_bounded_likewise(limits: GateLimits, one: Caller, full: Calle
 
 
 def test_starts_per_second_refill() -> None:
-    clock = Clock()
+    clock = ManualClock()
     admission = Admission(GateLimits(starts_per_second=2, start_burst=3), clock)
 
     def starts() -> int:
@@ -81,7 +81,7 @@ def test_starts_per_second_refill() -> None:
 
 
 def test_a_refused_start_costs_the_other_holder_nothing() -> None:
-    clock = Clock()
+    clock = ManualClock()
     admission = Admission(GateLimits(starts_per_second=1, start_burst=1), clock)
     admission.open_session(Caller("10.0.0.1", "anna"))
     with pytest.raises(BusyError):

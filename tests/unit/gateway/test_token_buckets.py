@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.token_buckets import TokenBuckets
-from tests.unit.gateway.fakes import Clock
+from tests.clock import ManualClock
 
 
 @given(
@@ -16,7 +16,7 @@ from tests.unit.gateway.fakes import Clock
     pauses=st.lists(st.floats(0.0, 3.0), max_size=60),
 )
 def test_starts_stay_within_the_burst_and_the_rate(rate: float, burst: int, pauses: list[float]) -> None:
-    clock = Clock()
+    clock = ManualClock()
     buckets = TokenBuckets(rate, burst, clock)
     taken = 0
     for pause in pauses:
@@ -29,7 +29,7 @@ def test_starts_stay_within_the_burst_and_the_rate(rate: float, burst: int, paus
 
 
 def test_a_refused_start_can_cost_as_well_down_to_the_least() -> None:
-    buckets = TokenBuckets(1.0, 2.0, Clock())
+    buckets = TokenBuckets(1.0, 2.0, ManualClock())
     for _ in range(10):
         buckets.take(["anna", "10.0.0.1"], least=-3.0)
     assert buckets.lowest(["10.0.0.1"]) == -3.0
@@ -37,7 +37,7 @@ def test_a_refused_start_can_cost_as_well_down_to_the_least() -> None:
 
 def test_holders_that_are_quiet_again_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.token_buckets.MAX_BUCKETS", 10)
-    clock = Clock()
+    clock = ManualClock()
     buckets = TokenBuckets(1.0, 1.0, clock)
     for number in range(100):
         buckets.take([f"10.0.0.{number}"])

@@ -18,21 +18,14 @@ from bistream.keeper.restart_policy import RestartLimits, RestartPolicy
 from bistream.keeper.server_process import Interrupted, ServerSettings, TritonServer
 from bistream.keeper.server_watch import Fault, ServerWatch
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
+from tests.clock import ManualClock
 
 LIMITS = RestartLimits(budget=4, window_s=600.0, first_delay_s=1.0, longest_delay_s=60.0)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @given(st.lists(st.floats(0.0, 1000.0), max_size=40), st.integers(1, 10))
 def test_no_delay_is_longer_than_the_longest_and_no_window_sees_more_restarts_than_it_may(gaps: list[float], budget: int) -> None:
-    clock = Clock()
+    clock = ManualClock()
     limits = RestartLimits(budget, window_s=600.0, first_delay_s=1.0, longest_delay_s=60.0)
     policy = RestartPolicy(limits, clock)
     restarts: list[float] = []

@@ -39,14 +39,6 @@ TOKENS_AT_END = 10
 PROMPT_TOKENS = 25
 
 
-class ManualClock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class FakeVoicePort:
     """fails: raised instead of an answer. gate: an answer waits for it."""
 

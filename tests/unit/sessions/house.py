@@ -18,8 +18,9 @@ from bistream.sessions.orchestrator import Orchestrator
 from bistream.sessions.ports import BistreamRequest
 from bistream.sessions.session import SessionState
 from bistream.sessions.speaking import SessionRun
+from tests.clock import ManualClock
 from tests.formats import SAMPLES_PER_TOKEN
-from tests.unit.sessions.fakes import WAIT_S, FakeModels, FakeSender, ManualClock
+from tests.unit.sessions.fakes import WAIT_S, FakeModels, FakeSender
 
 CONFIG = RuntimeConfig(max_sessions=4, max_text_chars=100, drain_timeout_s=0.0)
 

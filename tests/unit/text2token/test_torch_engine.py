@@ -13,7 +13,7 @@ import torch
 
 from bistream.config import RuntimeConfig
 from bistream.gpu.claims import HOPS, PATIENCE_S, TOKENS, Claim, SharedGpu
-from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits, TurnResult
+from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.layout import Turn
 from bistream.text2token.qwen2 import Qwen2Model
@@ -21,21 +21,11 @@ from bistream.text2token.sequence_series import SequenceSeries
 from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.torch_engine import TorchEngine, TorchSequence
 from bistream.text2token.weights import build_weights
-from tests.fakes import RecordingSink, ScriptedSampler
+from tests.fakes import RecordingSink, ScriptedSampler, WaitableSink
 from tests.unit.text2token.tiny import CONFIG, SPACE, eager_engine, needs_invariance, num_threads, random_state, tiny_model
 
 ALL_STOPS = frozenset(SPACE.specials)
 GREEDY = SamplingSpec(temperature=0.0)
-
-
-class WaitingSink(RecordingSink):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ended = threading.Event()
-
-    def on_end(self, result: TurnResult) -> None:
-        super().on_end(result)
-        self.ended.set()
 
 
 ROOMY = EngineSettings(max_sessions=64, max_rows=256, kv_cache_tokens=65536)
@@ -169,7 +159,7 @@ def test_from_config_loads_a_model_directory(tiny_model_dir: Path) -> None:
     engine = TorchEngine.from_config(RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", max_sessions=3, kv_cache_tokens=1024))
     try:
         assert engine.capabilities.max_sessions == 3 and engine.capabilities.max_sequence_ids == 1024
-        sink = WaitingSink()
+        sink = WaitableSink()
         space = engine.space
         engine.open("a", SamplingSpec(), 50).turn([space.sos, 1, 2], TurnLimits(5, forbidden=frozenset(space.specials)), sink)
         assert sink.ended.wait(240) and len(sink.ids) == 5
@@ -187,7 +177,7 @@ def test_others_are_decoded_while_one_is_held(slack_s: float) -> None:
         held.demand(slack_s, 0)
         held.turn([SPACE.sos, 1, 2], limits, RecordingSink())
         for number in range(3):
-            sink, other = WaitingSink(), engine.open("other", GREEDY, 300)
+            sink, other = WaitableSink(), engine.open("other", GREEDY, 300)
             other.turn([SPACE.sos, 3, number], limits, sink)
             assert sink.ended.wait(240) and len(sink.ids) == 9
             other.close()
@@ -265,13 +255,13 @@ def test_the_claim_ends_with_the_work_and_with_the_engine(tmp_path: Path) -> Non
     seen = Claim(tmp_path, 0, TOKENS)
     shared = SharedGpu(Claim(tmp_path, 0, TOKENS), Claim(tmp_path, 0, HOPS), PATIENCE_S[TOKENS])
     engine = eager_engine(dataclasses.replace(ROOMY, max_sessions=2, kv_cache_tokens=1024), gpu_claims=shared)
-    sink, sequence = WaitingSink(), engine.open("a", GREEDY, 300)
+    sink, sequence = WaitableSink(), engine.open("a", GREEDY, 300)
     sequence.demand(0.0, 100)
     sequence.turn([SPACE.sos, 1, 2], TurnLimits(9, forbidden=ALL_STOPS), sink)
     assert sink.ended.wait(240)
     until(lambda: seen.held is None, "the thread goes to sleep")
     sequence.close()
-    sink, sequence = WaitingSink(), engine.open("b", GREEDY, 1000)
+    sink, sequence = WaitableSink(), engine.open("b", GREEDY, 1000)
     sequence.demand(0.0, 900)
     sequence.turn([SPACE.sos, 1, 2], TurnLimits(900, forbidden=ALL_STOPS), sink)
     until(lambda: seen.held is not None, "somebody waits")

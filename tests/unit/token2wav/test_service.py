@@ -44,6 +44,7 @@ from bistream.token2wav.renderer import sizes_of
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.token2wav.speech_stages import MAX_FAILURES_IN_A_ROW, SpeechStages
 from bistream.types import AudioOptions, FloatArray, VoicePrompt
+from tests.clock import ManualClock
 from tests.formats import SAMPLES_PER_TOKEN
 
 TIMEOUT_S = 120.0  # of a test that hangs
@@ -214,20 +215,12 @@ def _a_token_of_an_utterance_is_a_step() -> Iterator[None]:
         yield
 
 
-class FakeClock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @dataclass
 class Rig:
     service: Token2Wav
     flow: FakeFlow
     vocoder: FakeVocoder
-    clock: FakeClock
+    clock: ManualClock
 
     def hop(self, session_id: str, *tokens: int, finalize: bool = False, start: int = 0, **values: Any) -> Future[Any]:
         """start: True or the number of the prompt's tokens."""
@@ -245,7 +238,7 @@ def speech_stages(flow: Any, vocoder: Any) -> SpeechStages:
 
 def make_rig(**settings_: Any) -> Rig:
     config = RuntimeConfig(**{"drain_timeout_s": 0.0, **settings_})
-    flow, vocoder, clock = FakeFlow(), FakeVocoder(), FakeClock()
+    flow, vocoder, clock = FakeFlow(), FakeVocoder(), ManualClock()
     return Rig(Token2Wav(config, clock=clock, renderer=speech_stages(flow, vocoder)), flow, vocoder, clock)
 
 
@@ -388,8 +381,8 @@ def test_every_lease_expires_in_its_own_time(steps: list[tuple[int, str]]) -> No
     rig = make_rig(max_sessions=8, session_idle_timeout_s=30.0)
     heard_at: dict[str, float] = {}
     for seconds, session_id in steps:
-        rig.clock.now_s += seconds
-        now = rig.clock.now_s
+        rig.clock.now += seconds
+        now = rig.clock.now
         if now - heard_at.get(session_id, -math.inf) < 30.0:
             assert audio(rig.hop(session_id)) == []
         else:
@@ -415,7 +408,7 @@ def test_a_session_that_is_being_computed_does_not_expire(rig: Rig) -> None:
     with rig.flow.hold() as wait_until_inside:
         pending = rig.hop("a", 1, start=True)
         wait_until_inside()
-        rig.clock.now_s += 1000.0
+        rig.clock.now += 1000.0
         assert isinstance(error(rig.hop("b", 1)), UnknownSessionError)
     assert audio(pending) == [1]
     assert audio(rig.hop("a", 2)) == [2]
@@ -480,7 +473,7 @@ def test_an_utterance_ends_while_hops_never_cease(rig: Rig, monkeypatch: pytest.
 
     def slow(batch: Sequence[Any]) -> list[Any]:
         nonlocal hops
-        rig.clock.now_s += 0.1
+        rig.clock.now += 0.1
         if not whole.done() and hops < 100:
             hops += 1
             rig.hop("b", 5, start=hops == 1)
@@ -614,7 +607,7 @@ def test_whatever_happens_every_future_is_answered_and_everything_is_freed(opera
         if operation == "cancel":
             rig.service.cancel(name)
         elif operation == "expire":
-            rig.clock.now_s += 100.0
+            rig.clock.now += 100.0
         elif operation == "offline":
             futures.append(rig.service.synthesize([5], prompt()))
         else:
@@ -765,7 +758,7 @@ def test_refused_hops_are_no_audio_of_the_capacity() -> None:
     compute = rig.flow.hop
 
     def hop(hops: Sequence[Any]) -> Any:
-        rig.clock.now_s += 0.001 if any(REFUSED_BY_FLOW in one.token_ids for one in hops) else 0.1
+        rig.clock.now += 0.001 if any(REFUSED_BY_FLOW in one.token_ids for one in hops) else 0.1
         return compute(hops)
 
     rig.flow.hop = hop  # type: ignore[method-assign]
@@ -774,13 +767,13 @@ def test_refused_hops_are_no_audio_of_the_capacity() -> None:
     def speak(times: int) -> float:
         for _ in range(times):
             audio(rig.hop("good", *([1] * 25), playback_buffer_s=1.0))
-            rig.clock.now_s += 0.2
+            rig.clock.now += 0.2
         return rig.service._capacity.audio_s_per_s
 
     before = speak(40)
     for number in range(20):
         error(rig.hop(f"bad{number}", *([REFUSED_BY_FLOW] * 75), start=True))
-        rig.clock.now_s += 0.2
+        rig.clock.now += 0.2
         speak(1)
     assert 0.0 < rig.service._capacity.audio_s_per_s <= 1.05 * before
     rig.service.close()

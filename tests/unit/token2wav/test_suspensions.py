@@ -21,10 +21,10 @@ from bistream.gpu.claims import HOPS, PATIENCE_S, TOKENS, Claim, GpuClaims, Shar
 from bistream.hops.batch_rules import StepDecision
 from bistream.metrics.recorder import Recorder
 from bistream.token2wav.service import Token2Wav
+from tests.clock import ManualClock
 from tests.recorded import sample
 from tests.unit.token2wav.test_service import (
     TIMEOUT_S,
-    FakeClock,
     FakeFlow,
     FakeState,
     FakeVocoder,
@@ -40,7 +40,7 @@ CALM_S = 9.0  # of audio
 
 def make_rig(recorder: Recorder | None = None, gpu_claims: GpuClaims | None = None, **settings_: Any) -> Rig:
     config = RuntimeConfig(drain_timeout_s=0.0, **settings_)
-    flow, vocoder, clock = FakeFlow(steps=4), FakeVocoder(), FakeClock()
+    flow, vocoder, clock = FakeFlow(steps=4), FakeVocoder(), ManualClock()
     renderer = speech_stages(flow, vocoder)
     service = Token2Wav(config, clock=clock, renderer=renderer, recorder=recorder, gpu_claims=gpu_claims)
     return Rig(service, flow, vocoder, clock)
@@ -193,7 +193,7 @@ def test_no_hop_waits_for_the_language_model_longer_than_a_moment(tmp_path: Path
     calm = made.hop("calm", 2, playback_buffer_s=CALM_S)
     while not calm.done():
         tokens.claim()  # anew, as with every step: a claim that never changes would count for nothing
-        made.clock.now_s += PATIENCE_S[HOPS] / 4
+        made.clock.now += PATIENCE_S[HOPS] / 4
     assert audio(calm) == [2]
     made.service.close()
 
@@ -260,7 +260,7 @@ def test_closing_frees_the_batch_in_progress(rig: Rig) -> None:
     with rig.flow.hold() as wait_until_inside:
         rig.hop("calm", 11, playback_buffer_s=CALM_S)
         wait_until_inside()
-        rig.clock.now_s += 0.1  # earns a step of the background
+        rig.clock.now += 0.1  # earns a step of the background
         rig.service.synthesize([50, 51], prompt())
         rig.hop("new", 12, start=True)
         rig.service.cancel("new")

@@ -13,6 +13,7 @@ from bistream.text2token.tensorrt_llm.engine import TensorRtLlmEngine
 from bistream.text2token.tensorrt_llm.library import make_llm
 from bistream.text2token.tensorrt_llm.merged_ids import MergedIds
 from bistream.text2token.tensorrt_llm.sequences import Sizes
+from tests.clock import ManualClock
 from tests.fakes import RecordingSink
 from tests.unit.text2token.engine_conformance import Bench
 from tests.unit.text2token.tensorrt_llm.fake_llmapi import Choose, FakeLibrary, stopping
@@ -22,14 +23,6 @@ MERGED = MergedIds(SPACE, speech_offset=180, vocab_size=320)
 SIZES = Sizes(max_sessions=6, kv_tokens=4096, max_sequence_ids=2048, tokens_per_block=16)
 ROUNDS = 8  # of the loop: an answer, the task that it wakes, the turn that its sink starts, that turn's request
 LONGEST_S = 120.0  # a machine may be busy; never reached where the engine works
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class PortBench:
@@ -43,7 +36,7 @@ class PortBench:
         recorder: Recorder | None = None,
         **options: Any,
     ) -> None:
-        self.clock = FakeClock()
+        self.clock = ManualClock()
         self.library = FakeLibrary(merged, stopping(merged) if choose is None else choose, **options)
         llm = make_llm(self.library, "merged", "bfloat16", sizes)
         self.engine = TensorRtLlmEngine(self.library, llm, merged, sizes, retention_s=60.0, recorder=recorder, clock=self.clock)

@@ -7,21 +7,11 @@ import threading
 from dataclasses import replace
 
 from bistream.errors import BusyError
-from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits, TurnResult
+from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits
 from bistream.text2token.tensorrt_llm.engine import TensorRtLlmEngine
-from tests.fakes import RecordingSink
+from tests.fakes import WaitableSink
 from tests.unit.text2token.tensorrt_llm.bench import LONGEST_S, SIZES, PortBench
 from tests.unit.text2token.tiny import SPACE
-
-
-class WaitableSink(RecordingSink):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ended = threading.Event()
-
-    def on_end(self, result: TurnResult) -> None:
-        super().on_end(result)
-        self.ended.set()
 
 
 def talk(engine: TensorRtLlmEngine, seed: int, sinks: list[WaitableSink]) -> None:
