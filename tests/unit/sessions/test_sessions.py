@@ -29,18 +29,6 @@ def test_one_request_is_one_session(house: House) -> None:
     assert house.models.language_model.counts["cancels"] == house.models.token2wav.cancels == 0, "the models end it by themselves"
 
 
-def test_text_in_pieces_while_audio_flows(house: House) -> None:
-    text = "Hello world, this came in pieces."
-    sender = house.send(start_request(text[:12], is_end=False))
-    sender.wait_chunks(1)  # audio before the text has ended
-    for begin in range(12, 32, 4):
-        assert house.send(append_request(text[begin : begin + 4])).endings == [None]
-    assert house.send(append_request(text[32:], is_end=True)).endings == [None]
-    assert_whole(sender, text)
-    start = house.models.language_model.starts[0]
-    assert (start.text, start.is_end) == (text[:12].encode(), False)
-
-
 @pytest.mark.parametrize("chunks_join", [False, True])
 def test_hops_of_a_text_in_pieces_have_several_chunks_where_chunks_join(house: House, chunks_join: bool) -> None:
     house.models.token2wav.load = LoadReport(chunks_join=chunks_join)
