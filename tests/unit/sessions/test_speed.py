@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -47,9 +48,9 @@ def test_the_first_audio_of_fast_speech_is_as_long(house: House, speed: float) -
 
 
 def test_a_later_piece_changes_it_from_there_on(house: House) -> None:
-    sender = house.send(start_request("Hello world, ", is_end=False))
-    for text, speed in (("what is ", 1.5), ("to be said ", None), ("at what ", 0.5), ("speed?", None)):
-        house.wait_receiving()
+    sender, hops = house.send(start_request("Hello world, ", is_end=False)), house.models.token2wav.hops
+    for text, speed, spoken in (("what is ", 1.5, 1.0), ("to be said ", None, 1.5), ("at what ", 0.5, 1.5), ("speed?", None, 0.5)):
+        house.wait_until(partial(lambda at: at in speeds_of(hops), spoken), f"nothing is spoken at {spoken}")
         house.send(append_request(text, session_id="s", speed=speed))
     house.send(append_request(is_end=True))
     assert sender.wait() is None
