@@ -123,8 +123,8 @@ class HttpApi:
                 request.state.caller = self._caller(request)
                 return await handler(request)
             except BistreamError as error:
-                headers = {"connection": "close", **retry_after(error)}
-                return JSONResponse({"error": format_error(error)}, status_code=http_status(error), headers=headers)
+                # No close: the rest of a body is still to be read, or its client would see a reset and no answer.
+                return JSONResponse({"error": format_error(error)}, status_code=http_status(error), headers=retry_after(error))
             except (ClientDisconnect, TimeoutError):
                 return Response(status_code=408, headers={"connection": "close"})
 

@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2
 
 from bistream.client.say_http import request_body, synthesize
 from bistream.errors import BistreamError, InvalidInputError
-from gateway import http_json
+from gateway import http_json, http_server
 from gateway.http_json import read_infer, write_answer
 from gateway.keys import Keys
 from gateway.settings import GateLimits
@@ -145,14 +145,15 @@ def test_a_wrong_body_is_refused(rig: GateRig, name: str) -> None:
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_a_body_over_the_limit_is_refused_before_it_is_parsed(rig: GateRig, announced: bool) -> None:
-    size = 4_500_000
+def test_a_body_over_the_limit_is_refused_before_it_is_parsed(rig: GateRig, announced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that writes all of it before it reads hears so, too."""
+    monkeypatch.setattr(http_server, "HEADER_TIMEOUT_S", TIMEOUT_S)
+    size, chunk = 8_000_000, 65_536
     with socket.create_connection(rig.http_url.split(":"), timeout=TIMEOUT_S) as peer:  # type: ignore[arg-type]
         how = f"Content-Length: {size}" if announced else "Transfer-Encoding: chunked"
         peer.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\n{how}\r\n\r\n".encode())
-        if not announced:
-            for _ in range(17):
-                peer.sendall(b"10000\r\n" + 65536 * b"1" + b"\r\n")
+        for _ in range(size // chunk):
+            peer.sendall(chunk * b"1" if announced else f"{chunk:x}\r\n".encode() + chunk * b"1" + b"\r\n")
         assert peer.recv(1000).startswith(b"HTTP/1.1 413 ")
 
 

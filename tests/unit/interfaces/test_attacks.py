@@ -181,7 +181,7 @@ def test_compression_is_not_spoken(front: Running) -> None:
 
 
 def test_utterances_and_voices_of_different_keys_cannot_touch_each_other(server: FakeServer) -> None:
-    limits = InterfaceLimits(max_speeches=4)  # one of a key
+    limits = InterfaceLimits(max_speeches=8)  # two of a key, and of an address
     voices = VoiceStore((ANNA,))
     voice = voices.add("mine", np.zeros(16000, np.float32), "What is said.", Caller("one", "10.0.0.1"))
     with running(server.address, limits=limits, voices=voices, keys=Keys({MINE: "one", THEIRS: "two"})) as front:
@@ -200,21 +200,26 @@ def test_utterances_and_voices_of_different_keys_cannot_touch_each_other(server:
         assert voice.id.encode() not in ask("GET", "/v1/audio/voices", THEIRS)[1]
         with pytest.raises(InvalidStatus):
             connect(front.ws + f"/v2/speak?model={voice.id}", open_timeout=WAIT_S, additional_headers={"xi-api-key": THEIRS}).__enter__()
-        held = asyncio.run_coroutine_threadsafe(hold(front, "one"), front.loop).result(WAIT_S)
+        wait_in_loop(front, lambda: front.service.open_speeches == 0)
+        held = [asyncio.run_coroutine_threadsafe(hold(front, "one"), front.loop).result(WAIT_S) for _ in range(2)]
         speech["voice"] = "anna"
         assert ask("POST", SPEECH, MINE, speech)[0] == 429 and ask("POST", SPEECH, THEIRS, speech)[0] == 200
-        asyncio.run_coroutine_threadsafe(held.close(), front.loop).result(WAIT_S)
+        for one in held:
+            asyncio.run_coroutine_threadsafe(one.close(), front.loop).result(WAIT_S)
+        wait_in_loop(front, lambda: front.service.open_speeches == 0)
         path = "/v1/text-to-speech/anna/multi-stream-input?output_format=pcm_24000"
         with (
             connect(front.ws + path, open_timeout=WAIT_S, additional_headers={"xi-api-key": MINE}) as mine,
             connect(front.ws + path, open_timeout=WAIT_S, additional_headers={"xi-api-key": THEIRS}) as theirs,
         ):
-            for client, text in ((mine, "First"), (theirs, "Second one")):  # the same name of a context
+            said = ((mine, "First"), (theirs, "Second one"))
+            for client, text in said:  # the same name of a context
                 client.send(json.dumps({"text": text, "context_id": "c", "flush": True}))
             theirs.send(json.dumps({"context_id": "c", "close_context": True}))
-            spoken = ""
-            while spoken != "First":
-                spoken += "".join((json.loads(mine.recv(timeout=WAIT_S)).get("alignment") or {}).get("chars", ()))
+            for client, text in said:
+                spoken = ""
+                while spoken != text:
+                    spoken += "".join((json.loads(client.recv(timeout=WAIT_S)).get("alignment") or {}).get("chars", ()))
 
 
 async def hold(front: Running, key: str) -> Any:

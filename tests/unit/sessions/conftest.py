@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.unit.sessions.fakes import WAIT_S
 from tests.unit.sessions.house import CONFIG, House
 
 
@@ -18,4 +19,7 @@ def house(request: pytest.FixtureRequest) -> Iterator[House]:
     yield house
     house.orchestrator.close()
     assert house.models.held == 0
-    assert not [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("bistream-")]
+    left = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("bistream-")]
+    for thread in left:
+        thread.join(WAIT_S)  # that of an analysis has said that it is done, and may be in its last line
+    assert not [thread.name for thread in left if thread.is_alive()]

@@ -186,17 +186,17 @@ def test_a_session_waiting_for_text_renews_its_leases(house: House) -> None:
 @house_with(max_text_chars=1000, max_unread_audio_s=5.0)
 def test_generation_waits_while_the_listener_has_enough(house: House) -> None:
     text = "Hello world. " * 20
-    sender = house.send(start_request(text))
+    began_at, sender = house.clock.now, house.send(start_request(text))
     for _ in range(100):
         if sender.endings:
             break
         house.wait_waiting(sender)
-        unread_s = len(sender.waveform) / SAMPLE_RATE - (house.clock.now - 100.0)
+        unread_s = len(sender.waveform) / SAMPLE_RATE - (house.clock.now - began_at)
         assert unread_s <= 5.0 + 4.0, "at most one hop more than the bound"
         house.clock.now += 1.0
         house.orchestrator.watch()
     assert_whole(sender, text)
-    assert house.clock.now - 100.0 >= tokens_of(text) / 25 - 10.0
+    assert house.clock.now - began_at >= tokens_of(text) / 25 - 10.0
 
 
 def begin(house: House, end: Callable[..., None], *arguments: object) -> threading.Thread:
