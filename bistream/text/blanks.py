@@ -107,7 +107,8 @@ class BlankJoiner:
             is_pause = length > 1 or mark == _SHORT_DASH or (self._blank and following == " " and not self._last.isdigit())
             return self._dash() if is_pause else None
         if mark in "*_":
-            is_operator = mark == "*" and (following == " " or following.isdigit()) and (self._last.isdigit() or self._blank)
+            is_after_number = self._last.isdigit() and (is_inside or following == " ")
+            is_operator = mark == "*" and (is_after_number or (self._blank and following == " "))
             if length == 1 and (is_operator or (mark == "_" and is_inside)):
                 return None
             return GAP if is_inside and length == 1 else ""
@@ -222,13 +223,14 @@ class BlankJoiner:
 
     def _pause(self, following: str) -> str:
         """What a line end is to the voice before this character: ``.``, ``,`` or nothing."""
-        if not (self._lines or self._pauses) or not self._last.isalnum() or not (following.isalnum() or following in _AFTER_LINE):
+        is_opening = following in _AFTER_LINE or _is_currency(following)
+        if not (self._lines or self._pauses) or not self._last.isalnum() or not (following.isalnum() or is_opening):
             return ""
         if self._lines != 1:
             return "." if self._lines or (self._trails and following.isupper()) else ","
         if self._pauses or (is_chinese(self._last) and is_chinese(following)):
             return ","
-        looks_listed = following.isupper() or following.isdigit() or following in _AFTER_LINE
+        looks_listed = following.isupper() or following.isdigit() or is_opening
         return "," if looks_listed and self._line_length <= MAX_LISTED_LINE else ""
 
     def _flush(self, character: str, count: int = 0) -> None:
