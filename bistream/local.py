@@ -228,12 +228,13 @@ class LocalPipeline:
             feeder.start()
         try:
             yield from sender
-        except BistreamError:
-            if feeder.error is not None:
-                raise feeder.error from None
+        except BistreamError as error:
+            raise (feeder.error or error) from None
+        except BaseException:  # the iteration is left; a session that is over is not cancelled: another one may have its id
+            feeder.cancel()
             raise
         finally:
-            feeder.stop()
+            feeder.stopped.set()
 
     def close(self) -> None:
         """Close the orchestrator first: that ends the sessions in the stages. Idempotent."""
@@ -256,20 +257,19 @@ class _Feeder:
         self._orchestrator = orchestrator
         self._session_id = session_id
         self._pieces = pieces
-        self._stopped = threading.Event()
+        self.stopped = threading.Event()  # a thread that waits for a piece ends with the next one
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="bistream-feed", daemon=True).start()
 
-    def stop(self) -> None:
-        """Cancel the session: it is over, or its audio is no longer read. A thread that waits for a piece ends with the next one."""
-        self._stopped.set()
+    def cancel(self) -> None:
+        """The session: its audio is not read further, or its text does not come."""
         self._orchestrator.handle(BistreamRequest(session_id=self._session_id, is_cancel=True), QueueSender())
 
     def _run(self) -> None:
         try:
             for piece in self._pieces:
-                if self._stopped.is_set():
+                if self.stopped.is_set():
                     return
                 self._append(to_bytes(piece), is_end=False)
             self._append(b"", is_end=True)
@@ -277,7 +277,7 @@ class _Feeder:
             pass  # the session has ended; its own error says why
         except BaseException as error:
             self.error = error
-            self.stop()
+            self.cancel()
 
     def _append(self, piece: bytes, is_end: bool) -> None:
         answer = QueueSender()

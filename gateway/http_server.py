@@ -38,11 +38,11 @@ class BoundedProtocol(HttpToolsProtocol):
     """Closes a connection whose request head is too long or does not come to its end in time, and one with many requests at once.
 
     A body that was answered before its end is still read, in the time of a head: a client that is writing it would see its connection
-    reset, and not the answer.
+    reset, and not the answer. So a connection that ends with its request does so behind the body.
     """
 
     _deadline: asyncio.TimerHandle | None = None
-    _is_in_body = False
+    _is_in_body = _is_last = False  # the latter: the connection ends with this request
     _head_bytes = 0
     _fields_bytes = 0
 
@@ -85,10 +85,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_waiting()
         self._is_in_body = True
         super().on_headers_complete()
+        self._is_last = self.cycle is not None and not self.cycle.keep_alive
+        if self._is_last:
+            self.cycle.keep_alive = True
 
     def on_message_complete(self) -> None:
         self._is_in_body = False
         super().on_message_complete()
+        if self._is_last:
+            self.cycle.keep_alive = False
+            if self.cycle.response_complete:
+                self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()

@@ -248,7 +248,7 @@ def main(arguments: list[str] | None = None) -> int:
         service = Service(options)
         service.supervisor.handle_signals()
         return service.run()
-    except (ServerError, OSError) as error:  # OSError: no folder for temporary files
+    except ServerError as error:
         print(f"serve.py: {error}", file=sys.stderr)
         return EXIT_FAILED
     except Interrupted:

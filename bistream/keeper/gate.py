@@ -22,7 +22,7 @@ from typing import Any
 
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.keeper.hangs import HangWatch
-from bistream.keeper.host import url
+from bistream.keeper.host import ServerError, url
 from bistream.keeper.member_group import LOOK_INTERVAL_S, Member, MemberGroup, MemberPlan, import_path, spawn_member
 from bistream.keeper.repository import read_number, read_parameters
 from bistream.keeper.restart_policy import RestartLimits
@@ -69,7 +69,7 @@ class Gate:
 
 
 class KeptGate(Gate, MemberGroup):
-    """settings: with an HTTP door, and the ports for all its processes. spawn_process, pause, clock: for tests."""
+    """settings: with an HTTP door, and the ports for all its processes. spawn_process, pause, clock: for tests. Raises ``ServerError``."""
 
     def __init__(
         self,
@@ -81,7 +81,10 @@ class KeptGate(Gate, MemberGroup):
         assert settings.http is not None
         self.grpc_url = url(settings.grpc.address, settings.grpc.port)
         self.http_url = url(settings.http.address, settings.http.port)
-        self._folder = tempfile.TemporaryDirectory(prefix="bistream-gate-")
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="bistream-gate-")
+        except OSError as error:
+            raise ServerError(f"{error.strerror}; set TMPDIR to a folder for temporary files.") from None
         self._ready_file, self._hold_file = Path(self._folder.name) / "ready.json", Path(self._folder.name) / "hold"
         upstream = replace(settings.upstream, hold_file=self._hold_file)
         plan = MemberPlan(

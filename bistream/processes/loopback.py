@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-NAMES = "localhost,127.0.0.1,::1"
+NAMES = "localhost,127.0.0.1,::1,[::1]"  # the last one for Python, which does not take off the brackets
 
 
 def reach_this_host_directly() -> None:
@@ -13,5 +13,7 @@ def reach_this_host_directly() -> None:
     Where packages come through a proxy, ``http_proxy`` is set for every program, and the proxy would look for our servers on its own host.
     """
     given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    if not given.endswith(NAMES):
+    if given == "*":  # means every host to Python, where nothing stands beside it, and none to gRPC
+        os.environ["no_grpc_proxy"] = NAMES
+    elif not given.endswith(NAMES):
         os.environ["no_proxy"] = ",".join(filter(None, (given, NAMES)))

@@ -28,6 +28,7 @@ _ASKING = frozenset("!?\uff01\uff1f")
 _CLOSING = frozenset(".,!?;:)]}")  # no blank before these where a character without a sound stood
 _AFTER_LINE = frozenset("\"'([{\u201c\u2018")  # what a line may begin with
 _NUMBER_SIGNS = frozenset(".+-~±≈≤≥>√№§")  # before the digits of a text's first number, as are those of currencies
+_BEFORE_MONEY = frozenset("+-~±≈≤≥>")
 _NOT_LEADING = frozenset("\"'([{<$&@%\u201c\u2018\u00a1\u00bf\uff08\u300a\u300c\u3010")
 _MANY_DOTS = 3
 
@@ -41,7 +42,7 @@ class BlankJoiner:
         self._before = ""  # the one before it, where no blank is between them
         self._covered = 0  # characters that were dropped since
         self._ruler: list[tuple[str, int]] = []  # of one mark, not given out yet
-        self._leading: tuple[str, int] | None = None  # the sign right before, which a text does not begin with unless a number does
+        self._leading: list[tuple[str, int]] = []  # signs right before, which a text does not begin with unless a number does
         self._blank = False  # a blank was given out after ``_last``
         self._gap = self._owed = False  # something without a sound stood there; a blank that has not been given out
         self._pauses = self._trails = self._ranges = False  # for one that is no line end; for an ellipsis; for a dash after a digit
@@ -74,7 +75,7 @@ class BlankJoiner:
             self._emit(RETRACT, 0)
         self._covered = self._lines = self._marks = 0
         self._blank = self._gap = self._owed = self._pauses = self._trails = self._ranges = False
-        self._leading = None
+        self._leading = []
         self._last, self._before = self._last and GAP, ""
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -107,7 +108,8 @@ class BlankJoiner:
             is_pause = length > 1 or mark == _SHORT_DASH or (self._blank and following == " " and not self._last.isdigit())
             return self._dash() if is_pause else None
         if mark in "*_":
-            is_operator = mark == "*" and (following == " " or following.isdigit()) and (self._last.isdigit() or self._blank)
+            is_after_number = self._last.isdigit() and (is_inside or following == " ")
+            is_operator = mark == "*" and (is_after_number or (self._blank and following == " "))
             if length == 1 and (is_operator or (mark == "_" and is_inside)):
                 return None
             return GAP if is_inside and length == 1 else ""
@@ -131,7 +133,7 @@ class BlankJoiner:
         if character == _DASH and not (is_chinese(self._last) or self._last == _DASH):
             character = self._dash()
         if character in (" ", "\n", GAP, PAUSE):
-            self._leading = None
+            self._leading = []
             self._space(character, count)
         elif character in ("", "`") or not self._admits(character, count):
             self._covered += count
@@ -162,9 +164,12 @@ class BlankJoiner:
             return True
         if kind == "other":
             return True
-        if not self._last and character not in _NOT_LEADING:
-            self._leading = character, count
-            return False
+        if not self._last:
+            self._leading = [one for one in self._leading if one[0] in _BEFORE_MONEY and _is_currency(character)]
+            if character not in _NOT_LEADING:
+                self._leading.append((character, count))
+                return False
+            self._give_leading()
         if character == "." and self._trails:
             return False
         if character == self._last == "." and self._before.isalnum() and not self._blank:
@@ -185,10 +190,17 @@ class BlankJoiner:
 
     def _admit_word(self, character: str) -> None:
         self._marks = self._run = 0
-        if not self._last and self._leading is not None and character.isdigit() and _is_number_sign(self._leading[0]):
-            self._covered -= self._leading[1]
-            self._give(*self._leading)
-        self._leading = None
+        if not self._last and character.isdigit():
+            self._give_leading()
+        self._leading = []
+
+    def _give_leading(self) -> None:
+        """Before a number."""
+        leading, self._leading = self._leading, []
+        if all(_is_number_sign(sign) for sign, _ in leading):
+            self._covered -= sum(count for _, count in leading)
+            for sign, count in leading:
+                self._give(sign, count)
 
     def _give(self, character: str, count: int) -> None:
         had_blank = self._blank or self._owed
@@ -222,13 +234,14 @@ class BlankJoiner:
 
     def _pause(self, following: str) -> str:
         """What a line end is to the voice before this character: ``.``, ``,`` or nothing."""
-        if not (self._lines or self._pauses) or not self._last.isalnum() or not (following.isalnum() or following in _AFTER_LINE):
+        is_opening = following in _AFTER_LINE or _is_currency(following)
+        if not (self._lines or self._pauses) or not self._last.isalnum() or not (following.isalnum() or is_opening):
             return ""
         if self._lines != 1:
             return "." if self._lines or (self._trails and following.isupper()) else ","
         if self._pauses or (is_chinese(self._last) and is_chinese(following)):
             return ","
-        looks_listed = following.isupper() or following.isdigit() or following in _AFTER_LINE
+        looks_listed = following.isupper() or following.isdigit() or is_opening
         return "," if looks_listed and self._line_length <= MAX_LISTED_LINE else ""
 
     def _flush(self, character: str, count: int = 0) -> None:

@@ -13,9 +13,7 @@ IDEOGRAPH = r"[\u3400-\u9fff]"
 _ZEROS = {"k": 3, "m": 6, "b": 9, "t": 12, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SCALE = r"(?:\s?(?P<scale>million|billion|trillion|thousand|[KkMBT]|[百千]?[万亿]|[百千])(?![A-Za-z]))?"
 _PER = rf"(?:\s?/\s?(?P<per>[A-Za-z]+|{IDEOGRAPH}{{1,2}}|{NUMBER}\s?{UNIT}))?"
-
-
-_NAMES = "|".join(sorted({names[3] for names in CURRENCIES.values()}, key=len, reverse=True))
+_NAMES = "|".join(sorted({names[3] for names in CURRENCIES.values()}, key=len, reverse=True))  # which shops write behind the sign, too
 
 
 def counted(digits: str, is_followed: bool = True) -> str:

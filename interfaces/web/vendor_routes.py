@@ -110,7 +110,8 @@ def _add_deepgram(router: APIRouter, service: SpeechService) -> None:
     async def speak(request: Request) -> Response:
         given, query = parse(DeepgramRequest, await request.body()), request.query_params
         container, sample_rate, bit_rate = (query.get(name, "") for name in ("container", "sample_rate", "bit_rate"))
-        target = deepgram_file_format(query.get("encoding", "mp3"), container, sample_rate, bit_rate)
+        encoding = query.get("encoding", "linear16" if container == "wav" else "mp3")
+        target = deepgram_file_format(encoding, container, sample_rate, bit_rate)
         speed = at("speed", lambda: deepgram_speed(query.get("speed", "1")))
         values: Values = {} if speed == 1 else {"speed": speed}
         values |= reading_in(dict(query))

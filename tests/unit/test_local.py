@@ -14,6 +14,7 @@ import pytest
 
 from bistream.config import RuntimeConfig
 from bistream.contract.audio import REFERENCE_SAMPLE_RATE
+from bistream.errors import SessionExistsError
 from bistream.local import LocalPipeline, VoiceChoice
 from bistream.sessions.breaks import FADE_S
 from bistream.token2wav.service import Token2WavHop
@@ -223,6 +224,22 @@ def test_leaving_a_stream_early_ends_it_and_frees_everything(tiny_model_dir: Pat
                 assert time.monotonic() < deadline, held
                 threading.Event().wait(0.005)
     assert not any(one.finalize for one in hops)
+
+
+def test_a_start_with_an_id_in_use_leaves_its_session_alone(pipeline: LocalPipeline) -> None:
+    refused = threading.Event()
+
+    def pieces() -> Iterator[str]:
+        yield "It begins and goes on, "
+        assert refused.wait(WAIT_S)
+        yield "ok."
+
+    stream = pipeline.stream(pieces(), tone(), session_id="a")
+    chunks = [next(stream)]
+    with pytest.raises(SessionExistsError):
+        next(pipeline.stream([TEXT], tone(), is_whole=True, session_id="a"))
+    refused.set()
+    assert [*chunks, *stream][-1].text_consumed == len("It begins and goes on, ok.")
 
 
 def test_an_exception_of_the_pieces_reaches_the_listener(pipeline: LocalPipeline) -> None:

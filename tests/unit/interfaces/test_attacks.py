@@ -100,9 +100,10 @@ def test_the_rest_of_a_body_that_was_refused_is_not_read_for_ever(front: Running
 def test_a_body_that_does_not_come_to_its_end_is_a_408(server: FakeServer) -> None:
     with running(server.address, limits=InterfaceLimits(body_timeout_s=0.05)) as front:
         for path, kind in ((SPEECH, "application/json"), ("/v1/audio/voices", "multipart/form-data; boundary=b")):
-            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-            head += f"content-type: {kind}\r\ncontent-length: 100\r\n\r\n--b\r\n"
-            assert statuses(exchange(front, head.encode())) == {b"408"}
+            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ncontent-length: 100\r\n\r\n--b\r\n"
+            with socket.create_connection(("127.0.0.1", front.port), timeout=WAIT_S) as peer:
+                peer.sendall(head.encode())
+                assert statuses(peer.recv(65_536)) == {b"408"}
         body = json.dumps({"model": "tts-1", "voice": "anna", "input": "x" * 400, "response_format": "pcm"}).encode()
         with socket.create_connection(("127.0.0.1", front.port), timeout=WAIT_S) as peer:
             peer.sendall(f"POST {SPEECH} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)  # at once

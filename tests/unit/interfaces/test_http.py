@@ -216,6 +216,17 @@ def test_a_refusal_is_heard_by_a_client_that_is_still_writing(front: Running) ->
             assert answer.status == status and answer.read()
 
 
+def test_a_refusal_is_heard_where_the_connection_ends_with_it(front: Running) -> None:
+    """As Python's urllib wants it."""
+    with socket.create_connection(("127.0.0.1", front.port), timeout=WAIT_S) as peer:
+        peer.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 16777216\r\n\r\n")
+        peer.sendall(bytes(2**24))
+        with http.client.HTTPResponse(peer, method="POST") as response:
+            response.begin()
+            assert response.status == 413 and response.read()
+        assert peer.recv(1) == b""
+
+
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_an_offer_of_http2_is_no_obstacle(front: Running, is_chunked: bool) -> None:
     """As Java's HttpClient makes it with every request."""

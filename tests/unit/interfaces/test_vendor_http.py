@@ -55,6 +55,7 @@ def audio_of(messages: list[Any]) -> bytes:
         ("&encoding=mulaw&container=none", "audio/basic", LENGTH // 6),
         ("&encoding=linear16", "audio/wav", 44 + LENGTH),
         ("", "audio/mpeg", None),
+        ("&container=wav", "audio/wav", 44 + LENGTH),
         ("&encoding=alaw&container=wav", "audio/wav", None),
         ("&encoding=mp3&bit_rate=48000", "audio/mpeg", None),
         ("&encoding=opus&container=ogg", "audio/ogg", None),

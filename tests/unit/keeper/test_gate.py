@@ -171,6 +171,12 @@ def test_a_reason_not_to_start_is_one_sentence(server: FakeTriton) -> None:
             pytest.fail("it is not open")
 
 
+def test_it_is_said_where_temporary_files_have_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(ServerError, match="TMPDIR"):
+        KeptGate(SETTINGS)
+
+
 def test_a_start_can_be_interrupted(server: FakeTriton) -> None:
     gate = KeptGate(settings(server))
     with pytest.raises(Interrupted), gate.opened(lambda: True):

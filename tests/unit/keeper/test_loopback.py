@@ -37,3 +37,18 @@ def test_this_host_is_reached_whatever_proxy_there_is(monkeypatch: pytest.Monkey
         server.stop()
     reach_this_host_directly()
     assert os.environ["no_proxy"] == f"example.com,{NAMES}"
+    assert urllib.request.proxy_bypass("[::1]:8000")
+
+
+def test_no_proxy_for_any_host_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port()}")
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setenv("no_grpc_proxy", "")  # so that it is restored
+    reach_this_host_directly()
+    assert urllib.request.proxy_bypass("example.com")
+    server = FakeTriton(Speakers())
+    try:
+        with triton.InferenceServerClient(server.address) as client:
+            assert client.is_server_ready()
+    finally:
+        server.stop()
