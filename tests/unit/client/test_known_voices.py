@@ -25,8 +25,8 @@ FORGOTTEN = "UNKNOWN_VOICE: Send the recording. [session s]"
 
 
 class Server:
-    """One voice at most, forgotten when ``heard`` is set to false. Sessions by id and secret; what comes late is told why. holds: the
-    refusal of a hash that is not known is given after this many further requests."""
+    """One voice at most, forgotten when ``heard`` is set to false. Sessions by id and secret. late: the error of a piece without a session.
+    holds: the number of further requests after which an unknown hash is refused."""
 
     def __init__(self, late: str = FORGOTTEN) -> None:
         self.late = late
