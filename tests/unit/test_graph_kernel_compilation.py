@@ -30,9 +30,9 @@ from bistream.text2token.graphs.step import GraphStep
 from bistream.text2token.graphs.tuning import Gpu, Tuning
 from bistream.text2token.graphs.weights import fold_weights
 from bistream.text2token.weights import build_weights
-from bistream.token2mel.dit.graphs.attention import Slots, turns
 from bistream.token2mel.dit.graphs.cuda import launches as dit_launches
 from bistream.token2mel.dit.graphs.operations import PackedConv
+from bistream.token2mel.dit.graphs.tiles import StoredSlots, Tiles, turns
 from tests.unit.kernel_compiler import CPU, SHARED_KIB, names_that_compile_and_fit, simulate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -82,21 +82,21 @@ def launch_all(dtype: torch.dtype) -> None:
     def integers(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int32)
 
-    places = torch.arange(tiles)
-    slots = Slots(
-        torch.arange(stored), integers(1), integers(stored + tiles), integers(stored + tiles), integers(tiles), integers(tiles, 8)
-    )  # fmt: skip
+    rows, places = tiles * frames, torch.arange(tiles)
+    of_tiles = {name: integers(tiles) for name in ("begin", "live", "start", "follows", "visible")}
+    cut = Tiles(frames, last=places, page=places, line=torch.arange(rows), lists=integers(tiles, 8), **of_tiles)
+    slots = StoredSlots(torch.arange(stored), integers(1), integers(stored))
     table = turns(1000, dim // heads, CPU)
     width = dim // DIT_CONV_GROUPS
     conv = PackedConv(numbers(DIT_CONV_GROUPS, CONV_KERNEL, width, width), numbers(dim))
     vectors = dict(zip(("gate", "shift", "scale"), torch.zeros(3, dim), strict=True))
-    x = numbers(tiles, frames, dim)
+    x = numbers(rows, dim)
     tails = StateRows.empty((stored, CONV_HISTORY_FRAMES, 2 * DIT_CONV_GROUPS, width), dtype, CPU)
-    dit_launches.convolve(x, tails[:, :, DIT_CONV_GROUPS:], places, places, places, conv)
+    dit_launches.convolve(x, tails[:, :, DIT_CONV_GROUPS:], cut, conv)
     dit_launches.advance(x.float(), x, **vectors)
-    dit_launches.advance(x.float(), x, **vectors, pages=StateRows.empty((stored, frames, dim), dtype, CPU), page=places)
+    dit_launches.advance(x.float(), x, **vectors, pages=StateRows.empty((stored, frames, dim), dtype, CPU), line=cut.line)
     pages = StateRows.empty((2, stored, frames, dim), dtype, CPU)
     context = dit_launches.project_context(pages, slots, StateRows.of(numbers(2, 2 * dim, dim)), numbers(2, 2 * dim), table)
-    dit_launches.attend(numbers(tiles, frames, 3 * dim), context[0], table, slots, heads, 0.125)
+    dit_launches.attend(numbers(rows, 3 * dim), context[0], table, cut, heads, 0.125)
     memory = KernelLayerMemory(numbers(2, 6 * 512), torch.ones(2, dtype=torch.int64))
     memory.extend(numbers(2, 50, 512), history=6)

@@ -37,7 +37,7 @@ from tests.unit.token2mel.random_weights import random_state
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 FLOW = DitFlowConfig(dit=DitConfig(depth=3), n_timesteps=3)  # real widths; fewer blocks and solver steps
-SIZES = (BatchSize(2, 8), BatchSize(16, 64))
+SIZES = (BatchSize(100, 4, 8), BatchSize(800, 32, 64))
 FLOAT16_DB = 40.0
 REPEAT_DB = 80.0  # the same kernels twice; the library may choose different ones for matrix products while recording
 
@@ -118,14 +118,14 @@ def recorded_stage() -> FlowStage:
 
 def test_a_product_that_ends_with_gelu() -> None:
     draw = Draw("gelu")
-    x, weight, bias = draw.normal(4, 50, 1024).half(), (0.03 * draw.normal(2048, 1024)).half(), draw.normal(2048).half()
+    x, weight, bias = draw.normal(200, 1024).half(), (0.03 * draw.normal(2048, 1024)).half(), draw.normal(2048).half()
     exact = linear_gelu(x.float(), weight.float(), bias.float())
     assert snr_db(linear_gelu_in_one(x, weight, bias).float(), exact) > 55.0
 
 
 def test_the_configuration_chooses_the_runner() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bistream.token2mel.dit.graphs.runner.TILES", (2, 16))
+        patch.setattr("bistream.token2mel.dit.graphs.batch.CHUNKS", (2, 16))
         stage = plain_stage(kernels="auto")
     assert isinstance(stage.runner, DitGraphRunner)
     for found, exact in zip(speak(stage, VOICES, HOPS), exact_mels(), strict=True):

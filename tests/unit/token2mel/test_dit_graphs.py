@@ -32,8 +32,8 @@ from tests.unit.token2mel.flow_fixtures import (
     run,
 )
 
-SMALL = (BatchSize(1, 8), BatchSize(2, 8), BatchSize(4, 16))
-SPLIT = (BatchSize(1, 4), BatchSize(3, 5))
+SMALL = (BatchSize(50, 2, 8), BatchSize(75, 3, 8), BatchSize(200, 8, 16))
+SPLIT = (BatchSize(30, 1, 4), BatchSize(150, 3, 5))
 
 
 def graph_stage(sizes: Sequence[BatchSize] = SMALL, **options: object) -> FlowStage:

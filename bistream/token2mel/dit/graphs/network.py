@@ -1,7 +1,7 @@
-"""The DiT over packed tiles: the launches that a graph records. The arithmetic is that of ``dit.estimator.Dit``.
+"""The DiT over packed rows: the launches that a graph records. The arithmetic is that of ``dit.estimator.Dit``.
 
-Tiles have a chunk's frames, as the stored pages. Queries, keys and values of the tiles are one product; keys and values of the stored pages
-that the batch reads, the *context*, another, which depends on no other block. So where they are few, those of all blocks are one launch.
+Queries, keys and values of the rows are one product; keys and values of the stored pages that the batch reads, the *context*, another,
+which depends on no other block. So where they are few, those of all blocks are one launch.
 """
 
 from __future__ import annotations
@@ -17,23 +17,13 @@ from torch import Tensor
 from bistream.gpu.side_stream import SideStream
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.dit.estimator import BLOCK_VECTORS, END_VECTORS, Dit, DitBlock, PositionConv
-from bistream.token2mel.dit.graphs.attention import Slots, turns
 from bistream.token2mel.dit.graphs.batch import FEW_PAGES
 from bistream.token2mel.dit.graphs.operations import DitOperations, PackedConv
+from bistream.token2mel.dit.graphs.tiles import StoredSlots, Tiles, of_batch, turns
 from bistream.token2mel.dit.pages import DitPages
 from bistream.token2mel.pages import GUIDANCE_ROWS
 from bistream.token2mel.sizes import DIT_CONV_GROUPS
 from bistream.token2mel.state_rows import StateRows
-
-
-@dataclass(frozen=True)
-class DitBatch:
-    """Both guidance halves of a batch, made from its arrays (``SlotLayout.fill``)."""
-
-    previous: Tensor
-    last: Tensor
-    page: Tensor
-    slots: Slots
 
 
 @dataclass(frozen=True)
@@ -62,11 +52,6 @@ class PackedAttention:
         return self.bias[:, self.bias.shape[1] // 3 :]
 
 
-def halves(index: Tensor, offset: int) -> Tensor:
-    """An index for the first half, followed by that for the second, ``offset`` further."""
-    return torch.cat([index + half * offset for half in range(GUIDANCE_ROWS)])
-
-
 class PackedDit:
     """It reads and writes pages at fixed addresses. modulations: float32 [steps, ``modulation_size``]."""
 
@@ -80,44 +65,23 @@ class PackedDit:
         self._convs = [PackedConv.of(conv) for conv in network.input.convs if isinstance(conv, PositionConv)]
         self._turns = turns(MAX_FRAMES + pages.chunk_frames, network.config.dim_head, network.projection.weight.device)
 
-    def prepare(self, arrays: Mapping[str, Tensor]) -> DitBatch:
-        """What the steps of one batch have in common, made from its arrays (``SlotLayout.fill``) with a few small kernels."""
-        chunk, total = self._pages.chunk_frames, self._pages.tail.values.shape[2]
-        tiles, stored = len(arrays["live"]), len(arrays["context"])
-        previous = arrays["previous"].long()
-        number = arrays["lists"]
-        moved = [(half * stored, (GUIDANCE_ROWS - 1) * stored + half * tiles) for half in range(GUIDANCE_ROWS)]
-        is_stored = number < stored
-        return DitBatch(
-            previous=torch.cat([torch.where(previous >= 0, previous + half * tiles, -1) for half in range(GUIDANCE_ROWS)]),
-            last=halves(arrays["last"].long(), total),
-            page=halves(arrays["page"].long(), total),
-            slots=Slots(
-                page=halves(arrays["context"].long(), total),
-                used=arrays["used"],
-                start=torch.cat([arrays[name].repeat(GUIDANCE_ROWS) for name in ("context_start", "start")]),
-                live=torch.cat([arrays["context"].new_full((GUIDANCE_ROWS * stored,), chunk), arrays["live"].repeat(GUIDANCE_ROWS)]),
-                visible=arrays["visible"].repeat(GUIDANCE_ROWS),
-                lists=torch.cat([number + torch.where(is_stored, of_page, of_tile) for of_page, of_tile in moved]),
-            ),
-        )
-
-    def velocity(self, inputs: Tensor, step: int, batch: DitBatch) -> Tensor:
-        """inputs: [2 * tiles, frames, in_channels], the unconditioned half last. Returns [2 * tiles, frames, bins]."""
+    def velocity(self, inputs: Tensor, step: int, arrays: Mapping[str, Tensor]) -> Tensor:
+        """inputs: [2 * rows, in_channels], the unconditioned half last; arrays: of the batch. Returns [2 * rows, bins]."""
         network, config = self._network, self._network.config
+        tiles, stored = of_batch(arrays, self._pages)
         vectors = self._modulations[step]
         of_blocks = vectors[: -END_VECTORS * config.dim].view(config.depth, BLOCK_VECTORS, config.dim)
         projected = network.input.projection(inputs)
-        x, delta, gate = projected.float(), self._positioned(projected, step, batch), torch.ones_like(of_blocks[0, 0])
+        x, delta, gate = projected.float(), self._positioned(projected, step, tiles), torch.ones_like(of_blocks[0, 0])
         stores = self._pages.context_of(step).flatten(1, 2)  # [blocks, 2 * pages, rows, dim]
-        contexts = self._contexts(stores, batch.slots)
+        contexts = self._contexts(stores, stored)
         for number, (block, context) in enumerate(zip(network.blocks, contexts, strict=True)):
             assert isinstance(block, DitBlock)
             shift, scale, own_gate, shift_ff, scale_ff, next_gate = of_blocks[number].unbind(0)
-            places = {"pages": stores[number], "page": batch.page}
+            places = {"pages": stores[number], "line": tiles.line}
             x, normed = self._operations.advance(x, delta, gate=gate, shift=shift, scale=scale, **places)
             own = F.linear(normed, self._attention.weight[number], self._attention.bias[number])
-            attended = self._operations.attend(own, context, self._turns, batch.slots, block.heads, 1.0 / math.sqrt(block.head_size))
+            attended = self._operations.attend(own, context, self._turns, tiles, block.heads, 1.0 / math.sqrt(block.head_size))
             x, normed = self._operations.advance(x, block.to_out(attended), gate=own_gate, shift=shift_ff, scale=scale_ff)
             hidden = self._operations.linear_gelu(normed, block.linear_in.weight, block.linear_in.bias)
             delta, gate = block.linear_out(hidden), next_gate
@@ -126,25 +90,25 @@ class PackedDit:
         out: Tensor = network.projection(normed)
         return out
 
-    def _positioned(self, x: Tensor, step: int, batch: DitBatch) -> Tensor:
+    def _positioned(self, x: Tensor, step: int, tiles: Tiles) -> Tensor:
         """What the position convolutions add to their input."""
         tails = self._pages.tail_of(step).flatten(0, 1)  # [2 * pages, history, all groups, channels of a group]
         for number, conv in enumerate(self._convs):
             tail = tails[:, :, number * DIT_CONV_GROUPS : (number + 1) * DIT_CONV_GROUPS]
-            x = self._operations.convolve(x, tail, batch.previous, batch.last, batch.page, conv)
+            x = self._operations.convolve(x, tail, tiles, conv)
         return x
 
-    def _contexts(self, stores: StateRows, slots: Slots) -> Iterator[Tensor]:
+    def _contexts(self, stores: StateRows, stored: StoredSlots) -> Iterator[Tensor]:
         """Keys and values of what the batch reads, of each block."""
         project, weight, bias = self._operations.project_context, self._attention.context_weight, self._attention.context_bias
         first, rest = slice(0, 1), slice(1, None)
-        if len(slots.page) > GUIDANCE_ROWS * FEW_PAGES:
+        if len(stored.page) > GUIDANCE_ROWS * FEW_PAGES:
             for number in range(len(stores)):
                 this = slice(number, number + 1)
-                yield project(stores[this], slots, weight[this], bias[this], self._turns)[0]
+                yield project(stores[this], stored, weight[this], bias[this], self._turns)[0]
             return
         with self._beside:
-            later = project(stores[rest], slots, weight[rest], bias[rest], self._turns)
-        yield project(stores[first], slots, weight[first], bias[first], self._turns)[0]
+            later = project(stores[rest], stored, weight[rest], bias[rest], self._turns)
+        yield project(stores[first], stored, weight[first], bias[first], self._turns)[0]
         self._beside.join()
         yield from later

@@ -1,6 +1,6 @@
 """The DiT's operations between matrix products, which are kernels of ours (``cuda``); tests have plain ones (``tests/plain_dit.py``).
 
-Tensors are [tiles, rows, channels] of both guidance halves, the second half's tiles and pages after the first's.
+Tensors are [rows, channels] of both guidance halves; which rows are a tile's, ``Tiles`` says. What rows of no tile hold does not matter.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PackedConv:
 
 def linear_gelu_in_one(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The first half of a feed-forward. The matrix library ends its product with GELU, which on CUDA is the tanh form."""
-    return torch._addmm_activation(bias, x.flatten(0, 1), weight.t(), use_gelu=True).view(*x.shape[:2], -1)
+    return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
 
 
 @dataclass(frozen=True)

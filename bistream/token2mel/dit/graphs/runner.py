@@ -20,12 +20,13 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bistream.errors import EngineError
 from bistream.gpu.recording import GraphRecorder
 from bistream.token2mel.batching import MAX_GROUP_TOKENS, Buckets, Span, group_spans
-from bistream.token2mel.dit.graphs.batch import BatchSize, IntArray32, SlotLayout, batch_sizes, output_rows
+from bistream.token2mel.dit.graphs.batch import BatchSize, IntArray32, SlotLayout, batch_sizes
 from bistream.token2mel.dit.graphs.network import PackedDit
 from bistream.token2mel.dit.graphs.operations import DitOperations
 from bistream.token2mel.dit.network import DitFlow
@@ -41,18 +42,16 @@ _log = logging.getLogger(__name__)
 
 ENCODER_BUCKETS = Buckets(token_step=25, chunk_step=8)
 WARM_ROWS, WARM_CHUNKS, WARM_CONTEXT = (1, 2, 4, 8, 16, 32, 64), (1, 2), (0, 8, 16)  # sessions; chunks of the new part; stored chunks
-TILES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)  # a tile is a chunk of one session, possibly incomplete
 
 
 class BatchMemory:
-    """The fixed buffers of one batch size. conditions: [tiles, frames, channels]; mel: float32 [tiles, frames, bins]; is_finite: bool
-    [tiles].
+    """The fixed buffers of one batch size. conditions: [rows, channels]; mel: float32 [rows, bins]; is_finite: bool [rows].
 
     channels, bins: of the conditions and of the mel.
     """
 
     def __init__(self, size: BatchSize, layout: SlotLayout, channels: int, bins: int, dtype: torch.dtype, device: torch.device) -> None:
-        shapes, tiles = layout.array_shapes(size), size.tiles
+        shapes = layout.array_shapes(size)
         count = sum(math.prod(shape) for shape in shapes.values())
         self._layout = layout
         self._numbers = torch.zeros(count, dtype=torch.int32, pin_memory=device.type == "cuda")
@@ -65,37 +64,34 @@ class BatchMemory:
             self._host[name] = numbers[begin:end].reshape(shape)
             self.arrays[name] = self._device_numbers[begin:end].view(shape)
             begin = end
-        self.conditions = torch.zeros(tiles, layout.chunk, channels, dtype=dtype, device=device)
-        self.mel = torch.zeros(tiles, layout.chunk, bins, device=device)
-        self.is_finite = torch.zeros(tiles, dtype=torch.bool, device=device)
+        self.conditions = torch.zeros(size.rows, channels, dtype=dtype, device=device)
+        self.mel = torch.zeros(size.rows, bins, device=device)
+        self.is_finite = torch.zeros(size.rows, dtype=torch.bool, device=device)
         self.clear()
 
     def clear(self) -> None:
         """Make every tile dead."""
-        self._layout.fill(self._host, (), ())
+        self._layout.fill(self._host, ())
         self._device_numbers.copy_(self._numbers)
 
-    def bring(self, spans: Sequence[Span], first_conditions: Sequence[int], conditions: Tensor) -> None:
-        """Load a batch. conditions: [rows, channels]; see ``SlotLayout.fill``."""
-        self._layout.fill(self._host, spans, first_conditions)
+    def bring(self, spans: Sequence[Span], conditions: Sequence[Tensor]) -> None:
+        """Load a batch. conditions: of each span, [rows, channels]."""
+        self._layout.fill(self._host, spans)
         self._device_numbers.copy_(self._numbers, non_blocking=True)
-        count = sum(self._layout.tiles(span) for span in spans)
-        index = self.arrays["condition"][:count].flatten()
-        self.conditions[:count].flatten(0, 1).copy_(conditions.index_select(0, index))
+        torch.cat(list(conditions), out=self.conditions[: sum(map(len, conditions))])
 
     def state(self) -> tuple[Tensor, ...]:
         """What a batch between two steps of the solver needs afterwards, beside its pages."""
         return self._device_numbers, self.conditions, self.mel
 
-    def results(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> tuple[Tensor, list[bool]]:
-        """Mel of these packed rows, [bins, rows], and whether each tile is finite. Waits for the device."""
-        index = torch.from_numpy(rows).to(self.mel.device, non_blocking=True)
-        mel = self.mel.flatten(0, 1).index_select(0, index).T.contiguous()
-        return mel, self.is_finite.tolist()
+    def results(self, rows: int) -> tuple[Tensor, NDArray[np.bool_]]:
+        """Mel of the first rows, [bins, rows], and whether each of them is finite. Waits for the device."""
+        mel = self.mel[:rows].T.contiguous()
+        return mel, self.is_finite[:rows].cpu().numpy()
 
 
 class PackedSolver:
-    """The Euler steps over a batch of packed tiles, as ``GuidedSolver.solve``: the launches that a graph records."""
+    """The Euler steps over a batch of packed rows, as ``GuidedSolver.solve``: the launches that a graph records."""
 
     def __init__(self, matching: GuidedSolver, network: PackedDit) -> None:
         self._matching = matching
@@ -105,23 +101,20 @@ class PackedSolver:
     def launch(self, step: int, arrays: Mapping[str, Tensor], conditions: Tensor, mel: Tensor, is_finite: Tensor) -> None:
         """Queue this step of the solver on the current stream; those before it have been computed.
 
-        conditions: [tiles, rows, channels] in the network's dtype. In and out: mel, float32 [tiles, rows, bins], which the first step
-        begins with noise; all else that steps have in common is computed anew. Out, with the last step: is_finite, bool [tiles].
+        conditions: [rows, channels] in the network's dtype. In and out: mel, float32 [rows, bins], which the first step begins with noise;
+        all else that steps have in common is computed anew. Out, with the last step: is_finite, bool [rows].
         """
         matching = self._matching
-        batch = self._network.prepare(arrays)
         x = mel if step else matching.noise[arrays["noise"].long()]
-        bins = x.shape[2]
-        conditioned = (*x.shape[:2], bins + conditions.shape[2])
-        inputs = conditions.new_zeros(GUIDANCE_ROWS * len(x), *conditioned[1:])
-        inputs[: len(x), :, bins:] = conditions
-        inputs.view(GUIDANCE_ROWS, *conditioned)[..., :bins] = x
-        guided, unguided = self._network.velocity(inputs, step, batch).float().chunk(2)
+        rows, bins = x.shape
+        inputs = conditions.new_zeros(GUIDANCE_ROWS, rows, bins + conditions.shape[1])
+        inputs[0, :, bins:] = conditions
+        inputs[..., :bins] = x
+        guided, unguided = self._network.velocity(inputs.flatten(0, 1), step, arrays).float().chunk(2)
         x = x + matching.step_sizes[step] * ((1.0 + matching.guidance) * guided - matching.guidance * unguided)
         mel.copy_(x)
         if step + 1 == matching.n_steps:
-            is_live = torch.arange(x.shape[1], device=x.device) < arrays["live"][:, None]
-            is_finite.copy_((torch.isfinite(x).all(dim=2) | ~is_live).all(dim=1))
+            is_finite.copy_(torch.isfinite(x).all(dim=1))
 
 
 @dataclass
@@ -148,7 +141,7 @@ class DitGraphRunner(FlowRunner):
     ) -> None:
         super().__init__(network, pages, left_context_chunks, None if network.device.type == "cpu" else ENCODER_BUCKETS)
         config, device, matching = network.config, network.device, network.matching
-        sizes = sizes or batch_sizes(TILES, pages.total)
+        sizes = sizes or batch_sizes(pages.chunk_frames, pages.total)
         self._layout = layout = SlotLayout(pages.chunk_frames, config.token_mel_ratio, left_context_chunks)
         self._largest = sizes[-1]
         self.steps = config.n_timesteps
@@ -208,8 +201,7 @@ class DitGraphRunner(FlowRunner):
     @torch.no_grad()
     def load(self, call: Call, spans: Sequence[Span]) -> None:
         """Everything before the first step."""
-        first_conditions, conditions = self._encode(spans)
-        call.memory.bring(spans, first_conditions, conditions)
+        call.memory.bring(spans, self._encode(spans))
 
     def launch(self, call: Call, number: int) -> None:
         """Queue one of the steps."""
@@ -219,28 +211,18 @@ class DitGraphRunner(FlowRunner):
             self._launch(call, number)
 
     def results(self, call: Call, spans: Sequence[Span]) -> list[Tensor | EngineError]:
-        layout = self._layout
-        mel, is_finite = call.memory.results(output_rows(spans, layout))
-        results: list[Tensor | EngineError] = []
-        tile = frame = 0
-        for span in spans:
-            count, frames = layout.tiles(span), span.length * layout.ratio
-            good = all(is_finite[tile : tile + count])
-            results.append(mel[:, frame : frame + frames] if good else EngineError(NOT_FINITE))
-            tile, frame = tile + count, frame + frames
-        return results
+        ends = list(itertools.accumulate(map(self._layout.rows, spans)))
+        mel, is_finite = call.memory.results(ends[-1])
+        rows = [slice(begin, end) for begin, end in itertools.pairwise([0, *ends])]
+        return [mel[:, of_span] if is_finite[of_span].all() else EngineError(NOT_FINITE) for of_span in rows]
 
-    def _encode(self, spans: Sequence[Span]) -> tuple[list[int], Tensor]:
-        """Conditions of all spans, [rows, channels], and the row where each span begins."""
-        found: list[Tensor] = []
-        first, end = [0] * len(spans), 0
+    def _encode(self, spans: Sequence[Span]) -> list[Tensor]:
+        """Conditions of each span, [rows, channels]."""
+        found: dict[int, Tensor] = {}
         for members in group_spans(spans, self.network.config.chunk_tokens, min_fill=0.0):
             conditions = self.network.encode(*self.padded_batch([spans[index] for index in members], self.buckets))
-            found.append(conditions.flatten(0, 1))
-            for row, index in enumerate(members):
-                first[index] = end + row * conditions.shape[1]
-            end += len(found[-1])
-        return first, torch.cat(found)
+            found |= {index: row[: self._layout.rows(spans[index])] for index, row in zip(members, conditions, strict=False)}  # padded with rows
+        return [found[index] for index in range(len(spans))]
 
     def _launch(self, call: Call, step: int) -> None:
         memory = call.memory

@@ -9,13 +9,13 @@ from bistream.token2mel.cuda.pieces_state import HIGHEST, whole
 
 @triton.jit
 def advance_rows(
-    x_ptr, delta_ptr, gate_ptr, shift_ptr, scale_ptr, out_ptr, normed_ptr, pages_ptr, scales_ptr, page_ptr, epsilon,
-    FRAMES: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, delta_ptr, gate_ptr, shift_ptr, scale_ptr, out_ptr, normed_ptr, pages_ptr, scales_ptr, line_ptr, epsilon,
+    DIM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (row): out = x + gate * delta; normed = LayerNorm(out) * (1 + scale) + shift. x, out: float32 [rows, DIM].
 
-    pages_ptr, scales_ptr: ``StateRows`` [pages, FRAMES, DIM], where normed goes, too, to its tile's page, page_ptr, int64 [tiles]; None: it
-    does not. BLOCK: 2 ** n, at least DIM.
+    pages_ptr, scales_ptr: ``StateRows`` of width DIM, where normed goes, too, to the row of line_ptr, int64 [rows]; None: it does not.
+    BLOCK: 2 ** n, at least DIM.
     """
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     is_column = column < DIM
@@ -31,7 +31,7 @@ def advance_rows(
     normed = (centred * inverse * scale + shift).to(normed_ptr.dtype.element_ty)
     tl.store(normed_ptr + place, normed, mask=is_column)
     if pages_ptr is not None:
-        line = tl.load(page_ptr + row // FRAMES) * FRAMES + row % FRAMES
+        line = tl.load(line_ptr + row)
         kept = tl.where(is_column, normed.to(tl.float32), 0.0)  # of a row that is not finite no number is: the maximum passes none over
         largest = tl.max(tl.abs(kept), axis=0)
         tl.store(scales_ptr + line, largest / HIGHEST)
