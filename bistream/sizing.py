@@ -24,6 +24,9 @@ SURE_S = 7.0  # of speech that the flow remembers of every session; CosyVoice3 w
 VOICES_S = 60.0  # six voices of usual length
 # Beside weights, KV cache and flow state, on an H100 (docs/log/gpu.md): CUDA contexts of five processes, graphs, working memory
 LANGUAGE_MODEL_BYTES, SPEECH_BYTES = 1_200_000_000, 8_500_000_000
+# Of a DiT beyond that, for its weights (1.3 GB in float32, for the check of 16 bit) and its largest batches (3 GB). Reckoned, not measured:
+# a card of 24 GB, where the same was taken off as for the U-Net, was too small.
+DIT_BYTES = 4_000_000_000
 SHARE, LEAST_SHARE = 0.95, 0.2
 MB = 2**20
 
@@ -37,13 +40,14 @@ class Gpu:
 @dataclass(frozen=True)
 class Costs:
     """In bytes. weights: of the language model. session: KV cache of a session, which has ``session_tokens`` positions. page: flow state
-    of ``page_s`` seconds of audio; 0: the family has no flow."""
+    of ``page_s`` seconds of audio; 0: the family has no flow. speech: what flow, vocoder and analyses of voices take beside it."""
 
     weights: int
     session: int
     session_tokens: int
     page: int
     page_s: float = 1.0
+    speech: int = SPEECH_BYTES
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def _shares(config: RuntimeConfig, costs: Costs, language_model: Gpu | None, spe
             free, others = free - costs.weights - cache, others + LANGUAGE_MODEL_BYTES
             each = 0 if cache else costs.session
         if speech is not None and gpu.index == speech.index:
-            free, others = free - config.flow_state_mb * MB, others + SPEECH_BYTES
+            free, others = free - config.flow_state_mb * MB, others + costs.speech
             page = 0 if config.flow_state_mb else costs.page
         yield _Share(max(0, int(SHARE * (free - others)), int(LEAST_SHARE * free)), each, page)
 
@@ -119,4 +123,5 @@ def costs_of(config: RuntimeConfig, session_tokens: int) -> Costs:
     if checkpoint.family.flow is not None:
         flow = replace(flow, n_timesteps=config.solver_steps or flow.n_timesteps)
         page = flow_page_bytes(flow, resolve_dtype(config.dtype, torch.device("cuda")))
-    return Costs(weights, with_session - weights, session_tokens, page, flow.chunk_tokens / flow.tokens_per_second)
+    speech = SPEECH_BYTES + (DIT_BYTES if checkpoint.family.flow == "dit" else 0)
+    return Costs(weights, with_session - weights, session_tokens, page, flow.chunk_tokens / flow.tokens_per_second, speech)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from bistream.checkpoints.config import DitFlowConfig, FlowConfig, LanguageModel
 from bistream.config import RuntimeConfig
 from bistream.errors import ConfigError
 from bistream.sizing import (
+    DIT_BYTES,
     LANGUAGE_MODEL_BYTES,
     LEAST_SHARE,
     MB,
@@ -44,6 +46,7 @@ costs = st.builds(
     session_tokens=st.integers(64, 10_000),
     page=st.integers(10**5, 5 * 10**7),
     page_s=st.sampled_from([0.5, 1.0, 2.0]),
+    speech=st.sampled_from([SPEECH_BYTES, SPEECH_BYTES + DIT_BYTES]),
 )
 free_bytes = st.integers(10**8, 2 * 10**11)
 
@@ -66,7 +69,7 @@ def pages_of(limits: Limits, cost: Costs) -> int:
 @given(free=free_bytes, cost=costs)
 def test_every_session_and_the_voices_fit_and_another_session_would_not(free: int, cost: Costs) -> None:
     left = free - cost.weights
-    room = max(0.0, SHARE * (left - LANGUAGE_MODEL_BYTES - SPEECH_BYTES), LEAST_SHARE * left)
+    room = max(0.0, SHARE * (left - LANGUAGE_MODEL_BYTES - cost.speech), LEAST_SHARE * left)
     each, voices = cost.session + SURE_S / cost.page_s * cost.page, VOICES_S / cost.page_s * cost.page
     limits = chosen(free, cost)
     if limits is None:
@@ -131,13 +134,18 @@ def test_bounded_context_has_what_the_flow_counts_for_it() -> None:
     assert pages_of(left, RELEASED) >= 60 * left.sessions + VOICES_S
 
 
-@pytest.mark.parametrize("flow", [FlowConfig(), DitFlowConfig()], ids=["CosyVoice2", "CosyVoice3"])
-@pytest.mark.parametrize(("card_gb", "steps", "sessions"), [(80, 10, 256), (24, 10, 48), (24, 5, 64), (16, 5, 20)])
-def test_cards_carry_their_callers(card_gb: int, steps: int, sessions: int, flow: FlowConfig | DitFlowConfig) -> None:
+@pytest.mark.parametrize(
+    ("flow", "speech", "sessions"),
+    [(FlowConfig(), SPEECH_BYTES, (256, 64, 64, 32)), (DitFlowConfig(), SPEECH_BYTES + DIT_BYTES, (256, 30, 60, 16))],
+    ids=["CosyVoice2", "CosyVoice3"],
+)
+def test_cards_carry_their_callers(flow: FlowConfig | DitFlowConfig, speech: int, sessions: Sequence[int]) -> None:
     """A card has its nominal 10^9 bytes at least; 2 % are taken by its driver."""
-    sizes: Any = replace(flow, n_timesteps=steps)
-    limits = chosen(round(card_gb * 0.98e9), replace(RELEASED, page=flow_page_bytes(sizes, torch.float16)))
-    assert limits is not None and limits.sessions >= sessions
+    for (card_gb, steps), least in zip([(80, 10), (24, 10), (24, 5), (16, 5)], sessions, strict=True):
+        sizes: Any = replace(flow, n_timesteps=steps)
+        cost = replace(RELEASED, page=flow_page_bytes(sizes, torch.float16), speech=speech)
+        limits = chosen(round(card_gb * 0.98e9), cost)
+        assert limits is not None and limits.sessions >= least, (card_gb, steps)
 
 
 @pytest.mark.parametrize("directory", ["tiny_model_dir", "tiny_cosyvoice3_dir", "tiny_spark_dir"])
@@ -149,6 +157,7 @@ def test_costs_are_those_of_the_checkpoint(directory: str, request: pytest.Fixtu
     page, halved = few.page, costs_of(replace(config, solver_steps=5), 64).page
     assert page == halved == 0 if directory == "tiny_spark_dir" else 0.4 * page < halved < 0.7 * page
     assert costs_of(replace(config, dtype="float32"), 64).page >= page
+    assert few.speech == SPEECH_BYTES + (DIT_BYTES if directory == "tiny_cosyvoice3_dir" else 0)
 
 
 def test_the_flow_finds_the_chosen_limits_large_enough(tiny_model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
