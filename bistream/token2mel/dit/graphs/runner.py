@@ -221,7 +221,8 @@ class DitGraphRunner(FlowRunner):
         found: dict[int, Tensor] = {}
         for members in group_spans(spans, self.network.config.chunk_tokens, min_fill=0.0):
             conditions = self.network.encode(*self.padded_batch([spans[index] for index in members], self.buckets))
-            found |= {index: row[: self._layout.rows(spans[index])] for index, row in zip(members, conditions, strict=False)}  # padded with rows
+            for index, row in zip(members, conditions, strict=False):  # padded with rows
+                found[index] = row[: self._layout.rows(spans[index])]
         return [found[index] for index in range(len(spans))]
 
     def _launch(self, call: Call, step: int) -> None:
