@@ -72,7 +72,7 @@ ENDS = [
     ("no healthy upstream", "No server behind proxy:8001 takes sessions at the moment; try again in a few seconds."),
     (
         "upstream request timeout",
-        "The proxy at proxy:8001 has ended the session after its own time limit; switch off its route time-out (deploy/envoy).",
+        "The proxy at proxy:8001 has ended the session after its own time limit; switch off its route time-out (docs/deployment.md).",
     ),
     (
         "errors resolving proxy:8001: [field:hostname lookup error:address lookup failed for proxy:8001: Domain name not found]",

@@ -64,7 +64,7 @@ def test_lint_finds_nothing() -> None:
             {"interfaces": {"enabled": True}, "tls": {"existingSecret": "tls", "clientCa": True}, "envoy": {"enabled": False}},
             "interfaces.serverTls.certificateSecret is empty",
         ),
-        ({"envoy": {"healthPort": 8001}}, "adminPort, healthPort"),
+        ({"envoy": {"healthPort": 8001}}, "healthPort, ports.grpc and ports.http must differ"),
     ],
 )
 def test_a_mistake_in_the_values_is_refused(values: dict[str, Any], word: str) -> None:
@@ -73,8 +73,7 @@ def test_a_mistake_in_the_values_is_refused(values: dict[str, Any], word: str) -
 
 
 def test_every_value_is_in_the_schema_and_used() -> None:
-    files = (*(CHART / "templates").iterdir(), CHART / "files" / "envoy.yaml")
-    templates = "".join(path.read_text(encoding="utf-8") for path in files)
+    templates = "".join(path.read_text(encoding="utf-8") for path in (CHART / "templates").iterdir())
     assert set(SCHEMA["properties"]) == {*VALUES, "global"}
     for name, value in VALUES.items():
         assert f".Values.{name}" in templates or f"$.Values.{name}" in templates, name
@@ -195,4 +194,4 @@ def test_a_change_of_the_keys_or_of_envoy_restarts_the_pods_that_read_it() -> No
 
     one, other = ({"apiKeys": {"keys": [f"a-key-that-is-secret-{number}"]}} for number in "12")
     assert annotations(one, "server") != annotations(other, "server")
-    assert annotations({}, "envoy") != annotations({"envoy": {"dnsRefreshSeconds": 9}}, "envoy")
+    assert annotations({}, "envoy") != annotations({"ports": {"http": 9000}}, "envoy")

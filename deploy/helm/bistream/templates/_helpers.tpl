@@ -102,9 +102,9 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- fail "ports: grpc, http and health must differ, and 8002 is Triton's (metrics on loopback)." }}
 {{- end }}
 {{- if .Values.envoy.enabled }}
-{{- $ports := list (int .Values.ports.grpc) (int .Values.ports.http) (int .Values.envoy.adminPort) (int .Values.envoy.healthPort) }}
+{{- $ports := list (int .Values.ports.grpc) (int .Values.ports.http) (int .Values.envoy.healthPort) 9901 }}
 {{- if ne (len ($ports | uniq)) 4 }}
-{{- fail "envoy: adminPort, healthPort, ports.grpc and ports.http must differ." }}
+{{- fail "envoy: healthPort, ports.grpc and ports.http must differ, and 9901 is Envoy's own (administration on loopback)." }}
 {{- end }}
 {{- end }}
 {{- end }}
