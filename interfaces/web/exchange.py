@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from bistream.errors import BistreamError
 from interfaces.core.caller import Caller
 from interfaces.core.service import SpeechService
 from interfaces.protocols.actions import INTERNAL_ERROR, Action, Close, Made, SocketProtocol
-from interfaces.web.answers import error_answer
+from interfaces.web.answers import error_response
 from interfaces.web.conversation import Conversation
 from interfaces.web.streaming import CutConnectionError, disconnected
 
@@ -42,8 +42,7 @@ class ExchangeResponse(Response):
         protocol = _OneUtterance(self._protocol, body)
         await Conversation(body, protocol, self._service, self._caller).run()
         if protocol.failure is not None and not body.is_begun:
-            answer = error_answer(protocol.failure)
-            await JSONResponse(answer.body, answer.status, answer.headers)(scope, receive, send)
+            await error_response(protocol.failure)(scope, receive, send)
         elif not body.is_complete and not body.is_left:
             raise CutConnectionError
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from starlette.responses import JSONResponse
 
-from bistream.errors import BistreamError, InvalidInputError, UnknownSpeakerError
+from bistream.errors import InvalidInputError, UnknownSpeakerError
 from interfaces.audio.formats import OutputFormat, checked, openai_format
 from interfaces.core.caller import Caller
 from interfaces.core.service import SpeechService
@@ -17,17 +16,12 @@ from interfaces.core.text import Item
 from interfaces.core.values import Values, check_values
 from interfaces.core.voice import Voice
 from interfaces.core.voice_names import OPENAI_VOICES
-from interfaces.web.answers import error_answer
+from interfaces.web.answers import error_response
 from interfaces.web.requests import FieldError, SpeechRequest, parse
 from interfaces.web.streaming import SpokenResponse, speak
 from interfaces.web.uploads import Uploads
 
 WARNING_HEADER = "x-bistream-warning"
-
-
-def failed(error: BistreamError) -> JSONResponse:
-    answer = error_answer(error, getattr(error, "param", None))
-    return JSONResponse(answer.body, answer.status, answer.headers)
 
 
 def routes(service: SpeechService, uploads: Uploads) -> APIRouter:
@@ -95,8 +89,7 @@ async def spoken(
     try:
         made, first = await speak(service, caller_of(request), voice, items, target, values, gain, request.receive)
     except UnknownSpeakerError as error:
-        answer = error_answer(error, "voice")
-        return JSONResponse(answer.body, answer.status, answer.headers)
+        return error_response(error, "voice")
     response = SpokenResponse(made, first, target.content_type, as_events, service.limits.send_timeout_s)
     if made.warnings:
         response.headers[WARNING_HEADER] = " ".join(made.warnings)

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 
 from fastapi import APIRouter, WebSocket
-from starlette.responses import JSONResponse
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from bistream.contract.checks import SSML
@@ -25,7 +24,7 @@ from interfaces.protocols.deepgram_v1 import DeepgramV1
 from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions
 from interfaces.settings import InterfaceLimits
 from interfaces.web.access import Access
-from interfaces.web.answers import error_answer
+from interfaces.web.answers import error_response
 from interfaces.web.conversation import GOODBYE, Conversation, Socket
 from interfaces.web.first_message import identified, turn_away
 from interfaces.web.guard import refuse
@@ -79,9 +78,7 @@ class _Runner:
             self._access.enter(caller)
         except BistreamError as error:
             self._service.tell(error, caller)
-            answer = error_answer(error)
-            response = JSONResponse(answer.body, answer.status, answer.headers)
-            await refuse(websocket.scope, websocket.receive, websocket.send, response)
+            await refuse(websocket.scope, websocket.receive, websocket.send, error_response(error))
             return
         entered = [caller]
         try:

@@ -23,7 +23,7 @@ from interfaces.core.shares import ShareError
 from interfaces.core.speech import Audio, Speech
 from interfaces.core.text import Item
 from interfaces.core.values import Values
-from interfaces.web.answers import error_answer
+from interfaces.web.answers import error_object
 
 
 class CutConnectionError(Exception):
@@ -184,7 +184,7 @@ class SpokenResponse(Response):
                 await write(self._framed(data))
         except BistreamError as error:
             if self._as_events:
-                detail = error_answer(error).body["error"]
+                detail = error_object(error)
                 await write(_event({"type": "speech.audio.error", "error": {**detail, "partial_audio": True, "action": "discard"}}))
             raise CutConnectionError from None
         except TimeoutError:
