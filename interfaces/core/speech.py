@@ -52,7 +52,6 @@ class Flushed:
 class SpeechOptions:
     values: Values = field(default_factory=dict)
     speak_after_s: float = 0.0  # 0: only what a flush or the end asks for
-    warnings: tuple[str, ...] = ()  # sentences about what the client asked for and does not get
     continues: EarlierSession | None = None
 
 
@@ -83,10 +82,6 @@ class Speech:
         self._has_ended = False  # no more text
         self._is_closed = False
         self._timer = PauseTimer(options.speak_after_s, self._pause)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return self._options.warnings
 
     @property
     def characters(self) -> int:
