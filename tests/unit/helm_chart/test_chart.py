@@ -16,7 +16,7 @@ import yaml
 from bistream.keeper.health import LIVE, METRICS, READY
 from bistream.keeper.host_limits import host_needs
 from bistream.metrics.catalogue import BY_NAME
-from gateway.options import limits_of
+from gateway.limit_options import limits_of
 from gateway.settings import GateLimits
 from scripts.make_model_repo import make, model_names, model_values
 from scripts.serve import parse_arguments
@@ -105,7 +105,7 @@ def test_the_arguments_are_options_of_serve(behind_envoy: bool) -> None:
     assert {given.grpc_address, given.http_address, given.health_address} == {"0.0.0.0"}
     assert given.keys_file == Path("/secrets/keys/keys") and given.sessions_per_key == 40
     assert given.tls_client_ca == (None if behind_envoy else Path("/secrets/tls/ca.crt"))
-    assert given.behind_proxy == behind_envoy and limits_of(given).sessions_per_address == GateLimits.sessions_per_address
+    assert given.behind_proxy == behind_envoy and limits_of(given, GateLimits).sessions_per_address == GateLimits.sessions_per_address
 
 
 def settings_of(found: Release) -> dict[str, str]:
