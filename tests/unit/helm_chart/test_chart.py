@@ -76,7 +76,7 @@ def test_every_value_is_in_the_schema_and_used() -> None:
     templates = "".join(path.read_text(encoding="utf-8") for path in (CHART / "templates").iterdir())
     assert set(SCHEMA["properties"]) == {*VALUES, "global"}
     for name, value in VALUES.items():
-        assert f".Values.{name}" in templates or f"$.Values.{name}" in templates, name
+        assert re.search(rf"\.[Vv]alues\.{name}\b", templates), name
         keys = SCHEMA["properties"][name].get("properties", {})
         if keys and name not in ("settings", "resources"):
             assert set(value) == set(keys), name

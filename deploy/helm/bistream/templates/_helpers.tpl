@@ -48,6 +48,26 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- end }}
 {{- end }}
 
+{{/* What the pods of every component have: dict "root" $ "values" (with its own) "securityContext" (of the pod) */}}
+{{- define "bistream.pod" -}}
+serviceAccountName: {{ include "bistream.serviceAccountName" .root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext: {{- toYaml .securityContext | nindent 2 }}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{- define "bistream.keysSecret" -}}
 {{- if .Values.apiKeys.existingSecret }}{{ .Values.apiKeys.existingSecret }}
 {{- else if .Values.apiKeys.keys }}{{ include "bistream.fullname" . }}-keys
