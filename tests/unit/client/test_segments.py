@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.client.pause_timer import PauseTimer
+from bistream.client.segmented_text import PauseTimer
 from bistream.client.segments import Segment, Segments, room_in
 from tests.clock import run_at_once
 
