@@ -15,14 +15,21 @@ from tritonclient.grpc import service_pb2
 from bistream.contract.checks import MARKDOWN, RAW
 from bistream.contract.fields import COSYVOICE2_BISTREAM, LLM_BISTREAM
 from bistream.contract.lexicon import joined_lexicon
-from bistream.errors import BistreamError, BusyError, EngineError, SessionTimeoutError, ShuttingDownError
+from bistream.errors import (
+    BistreamError,
+    BusyError,
+    EngineError,
+    SessionTimeoutError,
+    ShuttingDownError,
+    UnauthenticatedError,
+    WrongCallError,
+)
 from gateway.admission import Admission, Caller, host_of
 from gateway.budget import Budget, InputBudget
 from gateway.earlier import EarlierIds
 from gateway.keys import Keys
 from gateway.messages import request_bytes
 from gateway.metrics import Metrics
-from gateway.refusals import UnauthenticatedError, WrongCallError
 from gateway.requests import PUBLIC, FrontModelRequest, bytes_tensor, flag_tensor, not_served
 from gateway.session import ClientStream, Session, SessionSurroundings
 from gateway.session_table import SessionTable

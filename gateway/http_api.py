@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bistream.contract.refusals import format_error
-from bistream.errors import BistreamError, InvalidInputError
+from bistream.errors import BistreamError, InvalidInputError, NotServedError
 from gateway import public
 from gateway.admission import Caller
 from gateway.gate import Gate
@@ -25,7 +25,7 @@ from gateway.http_json import HEADER_LENGTH, HttpInfer, read_infer, write_answer
 from gateway.http_server import HttpServer
 from gateway.keys import HEADERS
 from gateway.metrics import Exposition
-from gateway.refusals import NotServedError, TooLargeError, http_status, retry_after
+from gateway.refusals import TooLargeError, http_status, retry_after
 from gateway.requests import served_name
 
 BODY_TIMEOUT_S = 60.0

@@ -9,8 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from bistream.contract.lexicon import joined_lexicon, lexicon_text
-from bistream.errors import ConfigError, InvalidInputError
-from gateway.refusals import UnauthenticatedError
+from bistream.errors import ConfigError, InvalidInputError, UnauthenticatedError
 
 MIN_KEY_LENGTH = 16
 HEADERS = ("authorization", "x-api-key", "xi-api-key")

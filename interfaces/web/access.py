@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
+from bistream.errors import UnauthenticatedError
 from gateway.admission import host_of
 from gateway.keys import Keys
 from interfaces.core.caller import Caller
-from interfaces.core.errors import UnauthenticatedError
 from interfaces.core.shares import Places
 from interfaces.settings import InterfaceLimits
 

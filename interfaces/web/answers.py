@@ -14,9 +14,10 @@ from bistream.errors import (
     InvalidInputError,
     SessionTimeoutError,
     ShuttingDownError,
+    UnauthenticatedError,
     UnknownSpeakerError,
 )
-from interfaces.core.errors import ForbiddenError, SlowReaderError, TooLargeError, UnauthenticatedError, UnreachableError
+from interfaces.core.errors import ForbiddenError, SlowReaderError, TooLargeError, UnreachableError
 from interfaces.core.service import DRAIN_RETRY_AFTER_S
 from interfaces.core.shares import QuotaError
 

@@ -12,10 +12,9 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from bistream.contract.checks import SSML
 from bistream.contract.lexicon import check_lexicon
-from bistream.errors import BistreamError, BusyError
+from bistream.errors import BistreamError, BusyError, UnauthenticatedError
 from interfaces.audio.formats import deepgram_format, elevenlabs_format
 from interfaces.core.caller import Caller
-from interfaces.core.errors import UnauthenticatedError
 from interfaces.core.service import SpeechService
 from interfaces.core.values import Values
 from interfaces.protocols.actions import POLICY_VIOLATION, SocketProtocol

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
-from bistream.client.server_errors import UnauthenticatedError, server_error
+from bistream.client.server_errors import server_error
 from bistream.client.translation import stream_error
 from bistream.contract.refusals import format_error
-from bistream.errors import ERRORS_BY_CODE, BistreamError, EngineError, ShuttingDownError
+from bistream.errors import ERRORS_BY_CODE, BistreamError, EngineError, ShuttingDownError, UnauthenticatedError
 
 # As this build of Triton words them.
 TRITON = [
