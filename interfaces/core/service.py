@@ -104,9 +104,9 @@ class SpeechService:
         if self.drains.is_set():
             raise ShuttingDownError("The gateway is shutting down and takes no new requests; connect to another one.")
 
-    def open(self, voice: str, caller: Caller, values: Values | None = None, speak_after_s: float | None = None) -> Speech:
+    def open(self, voice: str, caller: Caller, values: Values | None = None) -> Speech:
         """voice: a name, empty for the default. values: as ``SpeechOptions``; ``continues`` is a name of ``EarlierUtterances.find``, and no
-        utterance of this caller is as none. speak_after_s: None for the setting.
+        utterance of this caller is as none.
 
         Raises ``BistreamError``: draining, a limit, an unknown voice, a value out of range.
         """
@@ -127,7 +127,7 @@ class SpeechService:
         if not self.servers.can_be_instructed:  # a client that was made for another speech service speaks all the same
             known.pop("instruct_text", None)
         earlier = self._earlier.find(caller, str(known.pop("continues", "")))
-        options = SpeechOptions(known, self.speak_after_s if speak_after_s is None else speak_after_s, earlier)
+        options = SpeechOptions(known, self.speak_after_s, earlier)
         speech = Speech(self.servers, found, options, self.limits.max_text_chars, lambda: self._closed(speech, caller), caller.trace)
         self._open.add(speech)
         self._all_closed.clear()
