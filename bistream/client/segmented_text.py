@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from bistream.client.asyncio_client import AsyncClientSession
 from bistream.client.segments import Segment, Segments, room_in
 from bistream.errors import BistreamError, CancelledError
 
@@ -16,7 +15,7 @@ class SegmentedText:
 
     def __init__(self, speak_after_s: float) -> None:
         """speak_after_s: a pause in the text after which what is there is spoken to its end; 0: never."""
-        self._segments: Segments[AsyncClientSession] = Segments()
+        self._segments = Segments()
         self._changed = asyncio.Event()
         self._has_ended = False  # no more text
         self._closed = asyncio.Event()
@@ -68,7 +67,7 @@ class SegmentedText:
         if self._segments.open is not None and not self.has_ended:
             self._end_segment()
 
-    async def _next_segment(self) -> Segment[AsyncClientSession] | None:
+    async def _next_segment(self) -> Segment | None:
         """The oldest one, once it can be spoken or has ended; None: all is spoken. Raises ``CancelledError`` once it is closed."""
         while True:
             if self._closed.is_set():

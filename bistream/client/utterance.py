@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.client.asyncio_client import AsyncBistreamClient, AsyncClientSession
+from bistream.client.asyncio_client import AsyncBistreamClient
 from bistream.client.exchange import Chunk, Heard, silent_chunk
 from bistream.client.segmented_text import SegmentedText
 from bistream.client.segments import MAX_CHARS, Segment
@@ -125,7 +125,7 @@ class Utterance(SegmentedText):
         if self.text and not self._has_spoken:  # blanks
             yield Spoken(self._silence(0).waveform, len(self.text), len(self.text))
 
-    async def _speak(self, segment: Segment[AsyncClientSession]) -> AsyncGenerator[Chunk, None]:
+    async def _speak(self, segment: Segment) -> AsyncGenerator[Chunk, None]:
         """Again where nothing was heard of it, as ``Pacing`` says."""
         if segment.is_silence:
             if segment.text.strip():
@@ -154,7 +154,7 @@ class Utterance(SegmentedText):
         """A little shorter or longer where the server's rate is not known yet."""
         return silent_chunk(text_consumed, self._client.told_sample_rate or UPSTREAM_SAMPLE_RATE)
 
-    async def _speak_once(self, segment: Segment[AsyncClientSession]) -> AsyncGenerator[Chunk, None]:
+    async def _speak_once(self, segment: Segment) -> AsyncGenerator[Chunk, None]:
         if self._closed.is_set():
             return
         start: dict[str, Any] = self._speaker.arguments()

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.client.asyncio_client import AsyncClientSession
 from bistream.client.exchange import Chunk, silent_chunk
 from bistream.client.segmented_text import SegmentedText
 from bistream.client.segments import Segment
@@ -157,11 +156,11 @@ class Speech(SegmentedText):
             if segment.is_flushed:
                 yield Flushed()
 
-    def _heard(self, segment: Segment[AsyncClientSession], spoken: int) -> int:
+    def _heard(self, segment: Segment, spoken: int) -> int:
         """Characters of the utterance, given those of the segment that is spoken now."""
         return self._joiner.heard(segment.place_of(spoken))
 
-    async def _speak(self, segment: Segment[AsyncClientSession]) -> AsyncGenerator[Chunk, None]:
+    async def _speak(self, segment: Segment) -> AsyncGenerator[Chunk, None]:
         """On one server, or on another one where the first refuses before any audio; once more on the first where all streams were lost."""
         if segment.silence_ms:
             yield silent_chunk(0, self._servers.sample_rate, segment.silence_ms / 1000)
@@ -195,7 +194,7 @@ class Speech(SegmentedText):
                     break
         raise as_answer(refusal) if refusal is not None else UnreachableError("There is no speech server; start one.")
 
-    async def _speak_on(self, server: Server, segment: Segment[AsyncClientSession]) -> AsyncGenerator[Chunk, None]:
+    async def _speak_on(self, server: Server, segment: Segment) -> AsyncGenerator[Chunk, None]:
         server.open_sessions += 1
         try:
             # Nothing waits from here to the assignment: a piece is in the text of the start, or is pushed.
