@@ -9,9 +9,9 @@ from tritonclient.utils import InferenceServerException
 
 from bistream.client.connection import ClientSecurity
 from bistream.client.inquiry import parameters_of
-from bistream.client.server_errors import NotServedError, WrongCallError, server_error
+from bistream.client.server_errors import server_error
 from bistream.contract.audio import sample_rate_of
-from bistream.errors import BistreamError
+from bistream.errors import BistreamError, NotServedError, WrongCallError
 
 TIMEOUT_S = 10.0
 _UNREACHABLE = ("StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED")

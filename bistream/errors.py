@@ -12,7 +12,11 @@
     ├── SessionTimeoutError    SESSION_TIMEOUT       the session received nothing for too long and was closed
     ├── CancelledError         CANCELLED             the session was cancelled by its client
     ├── EngineError            ENGINE_ERROR          computation failed; other sessions may be affected (retryable)
-    └── ShuttingDownError      SHUTTING_DOWN         the server accepts no new sessions         (retryable)
+    ├── ShuttingDownError      SHUTTING_DOWN         the server accepts no new sessions         (retryable)
+    │   of the gate alone:
+    ├── UnauthenticatedError   UNAUTHENTICATED       no valid API key came with the call
+    ├── NotServedError         NOT_SERVED            there is no such model or call for clients
+    └── WrongCallError         WRONG_CALL            the model streams and was called without a stream, or the reverse
 
 On the wire an error reads ``CODE: sentence [session ID; retry_after_s N]`` (``contract/refusals.py``): one sentence that says what to do,
 no stack trace, no path of the server. The sentence is for people; what programs need is a field.
@@ -96,7 +100,20 @@ class ShuttingDownError(BistreamError):
     retryable = True
 
 
-ERRORS_BY_CODE: dict[str, type[BistreamError]] = {
+class UnauthenticatedError(BistreamError):
+    code = "UNAUTHENTICATED"
+
+
+class NotServedError(BistreamError):
+    code = "NOT_SERVED"
+
+
+class WrongCallError(BistreamError):
+    code = "WRONG_CALL"
+
+
+GATE_ERRORS = (UnauthenticatedError, NotServedError, WrongCallError)
+ERRORS_BY_CODE: dict[str, type[BistreamError]] = {  # of the server behind the gate
     error.code: error
     for error in (
         ConfigError,

@@ -30,8 +30,7 @@ class Conversation:
         self._owner: Hashable = object() if caller.key is None else caller.key
         self._answers: deque[Answer] = deque()
         self._taken: Answer | None = None  # on its way to the client
-        self._taker: asyncio.Future[None] | None = None  # who waits for an answer
-        self._room: asyncio.Future[None] | None = None  # who waits to send
+        self._has_answer, self._has_room = asyncio.Event(), asyncio.Event()  # something has changed for who waits for it
         self._sessions: set[Session] = set()  # started here
         self._unfinished = 0  # requests without their final response
         self._has_asked = False  # anything
@@ -66,7 +65,7 @@ class Conversation:
     def end_of_requests(self) -> None:
         """The client sends no more; the answers end after the last one."""
         self._requests_ended = True
-        self._wake_taker()
+        self._has_answer.set()
 
     def _start(self, request: FrontModelRequest) -> Session:
         if request.model == COSYVOICE2_BISTREAM.name and request.session_id is None and not request.flag("is_end", True):
@@ -84,18 +83,14 @@ class Conversation:
         """Wait until there is room for one more request. False: the conversation is closed, and nobody will hear the answer."""
         limit = self._gate.limits.max_unanswered
         while not self._is_closed and (len(self._answers) >= limit or self._unfinished - len(self._sessions) >= limit):
-            self._room = asyncio.get_running_loop().create_future()
-            await self._room
+            self._has_room.clear()
+            await self._has_room.wait()
         if not self._answers:  # new requests do not reset the timer of a client that reads nothing
             self._moved_at = self._gate.clock()
         self._gate.metrics.requests += 1
         self._has_asked = True
         self._unfinished += 1
         return not self._is_closed
-
-    def _wake_sender(self) -> None:
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
 
     # Answers
 
@@ -109,9 +104,9 @@ class Conversation:
             self._moved_at = self._gate.clock()
         if answer.is_final:
             self._unfinished -= 1
-            self._wake_sender()
+            self._has_room.set()
         self._answers.append(answer)
-        self._wake_taker()
+        self._has_answer.set()
 
     def drop_audio(self, session: Session) -> None:
         kept = [answer for answer in self._answers if answer.session is not session]
@@ -124,8 +119,8 @@ class Conversation:
         while not self._answers:
             if self._is_closed or (self._requests_ended and not self._unfinished):
                 return None
-            self._taker = asyncio.get_running_loop().create_future()
-            await self._taker
+            self._has_answer.clear()
+            await self._has_answer.wait()
         self._taken = self._answers.popleft()
         return self._taken
 
@@ -141,11 +136,7 @@ class Conversation:
         if answer.session is not None:
             answer.session.count_unread(-answer.size)
             metrics.audio_bytes += answer.size
-        self._wake_sender()
-
-    def _wake_taker(self) -> None:
-        if self._taker is not None and not self._taker.done():
-            self._taker.set_result(None)
+        self._has_room.set()
 
     # The end
 
@@ -172,8 +163,8 @@ class Conversation:
             if answer.session is not None:
                 answer.session.count_unread(-answer.size)
         self._answers.clear()
-        self._wake_sender()
-        self._wake_taker()
+        self._has_room.set()
+        self._has_answer.set()
         self._gate.forget(self)
         self.on_close()
 

@@ -8,23 +8,30 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from tritonclient.grpc import service_pb2
 
 from bistream.contract.checks import MARKDOWN, RAW
 from bistream.contract.fields import COSYVOICE2_BISTREAM, LLM_BISTREAM
 from bistream.contract.lexicon import joined_lexicon
-from bistream.errors import BistreamError, BusyError, EngineError, SessionTimeoutError, ShuttingDownError
+from bistream.errors import (
+    BistreamError,
+    BusyError,
+    EngineError,
+    SessionTimeoutError,
+    ShuttingDownError,
+    UnauthenticatedError,
+    WrongCallError,
+)
 from gateway.admission import Admission, Caller, host_of
 from gateway.budget import Budget, InputBudget
 from gateway.earlier import EarlierIds
 from gateway.keys import Keys
 from gateway.messages import request_bytes
 from gateway.metrics import Metrics
-from gateway.refusals import UnauthenticatedError, WrongCallError
 from gateway.requests import PUBLIC, FrontModelRequest, bytes_tensor, flag_tensor, not_served
-from gateway.session import Home, Session, SessionSurroundings
+from gateway.session import ClientStream, Session, SessionSurroundings
 from gateway.session_table import SessionTable
 from gateway.settings import GateSettings
 from gateway.upstream import UNREACHABLE, Upstream
@@ -36,16 +43,6 @@ SWEEP_INTERVAL_S = 0.5
 CLOSING_S = 1.0  # at the end, for Triton to answer the cancels
 _DRAINING = "The server is shutting down and takes no new sessions; connect to another one."
 _ENDED = "The server is shutting down; start the session on another one."
-
-
-class OpenStream(Protocol):
-    """A client's stream."""
-
-    def is_useless(self, now: float) -> bool:
-        """Whether nothing has gone through it for so long that it may be closed."""
-
-    def close(self) -> None:
-        """Idempotent."""
 
 
 class Gate:
@@ -68,7 +65,7 @@ class Gate:
         self._around = SessionSurroundings(
             settings.limits, clock, self._on_session_end, self._count_error, self._loss, self.output_budget, EarlierIds(clock)
         )
-        self.streams: set[OpenStream] = set()
+        self.streams: set[ClientStream] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls = 0  # unary ones under way
 
@@ -91,7 +88,7 @@ class Gate:
 
     # Work
 
-    def opened(self, stream: OpenStream) -> None:
+    def opened(self, stream: ClientStream) -> None:
         """A client has opened a stream; ``forget`` it once it is closed."""
         self.streams.add(stream)
         self.metrics.streams += 1
@@ -109,10 +106,10 @@ class Gate:
         finally:
             self.admission.close_call(caller)
 
-    def forget(self, stream: OpenStream) -> None:
+    def forget(self, stream: ClientStream) -> None:
         self.streams.discard(stream)
 
-    def start_session(self, owner: Hashable, caller: Caller, home: Home, request: FrontModelRequest) -> Session:
+    def start_session(self, owner: Hashable, caller: Caller, home: ClientStream, request: FrontModelRequest) -> Session:
         """Admit a session and open its stream to Triton; the request itself is not sent yet. Raises ``BistreamError``."""
         self._refuse_when_closed()
         self.sessions.refuse_existing(owner, request.session_id)

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bistream.contract.refusals import format_error
-from bistream.errors import BistreamError, InvalidInputError
+from bistream.errors import BistreamError, InvalidInputError, NotServedError
 from gateway import public
 from gateway.admission import Caller
 from gateway.gate import Gate
@@ -25,9 +25,8 @@ from gateway.http_json import HEADER_LENGTH, HttpInfer, read_infer, write_answer
 from gateway.http_server import HttpServer
 from gateway.keys import HEADERS
 from gateway.metrics import Exposition
-from gateway.refusals import NotServedError, TooLargeError, http_status, retry_after
+from gateway.refusals import TooLargeError, http_status, retry_after
 from gateway.requests import served_name
-from gateway.settings import TlsSettings
 
 BODY_TIMEOUT_S = 60.0
 PARSERS = 2  # bodies parsed at a time, in threads
@@ -49,25 +48,12 @@ class _CountedResponse(StreamingResponse):
             self._done()
 
 
-class HttpApi:
-    """``start`` once, ``stop`` once."""
-
+class HttpApi(HttpServer):
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._metrics = Exposition(gate.metrics, gate.gauges)
         self._parsers = asyncio.Semaphore(PARSERS)
-        self._server = HttpServer(_impatient(Starlette(routes=self._routes()), gate.limits.stall_timeout_s))
-
-    @property
-    def port(self) -> int:
-        return self._server.port
-
-    async def start(self, address: str, port: int, tls: TlsSettings | None) -> None:
-        """Raises ``ConfigError``."""
-        await self._server.start(address, port, tls)
-
-    async def stop(self, grace_s: float) -> None:
-        await self._server.stop(grace_s)
+        super().__init__(_impatient(Starlette(routes=self._routes()), gate.limits.stall_timeout_s))
 
     def _routes(self) -> list[Route]:
         gate = self._gate

@@ -24,7 +24,9 @@ MAX_PIPELINED = 8  # requests that wait for the answer of one before them
 _OFFER = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*\r\n", re.IGNORECASE)
 
 
-class _Server(uvicorn.Server):
+class EmbeddedServer(uvicorn.Server):
+    """Leaves the signals to the program around it."""
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -123,7 +125,7 @@ class HttpServer:
     def __init__(self, app: Any) -> None:
         self.port = 0
         self._app = app
-        self._server: _Server | None = None
+        self._server: EmbeddedServer | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, address: str, port: int, tls: TlsSettings | None) -> None:
@@ -146,7 +148,7 @@ class HttpServer:
         config.load()
         config.ssl = context
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not a line for each request that is no HTTP
-        self._server = _Server(config)
+        self._server = EmbeddedServer(config)
         self.port = listener.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
 

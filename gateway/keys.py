@@ -9,8 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from bistream.contract.lexicon import joined_lexicon, lexicon_text
-from bistream.errors import ConfigError, InvalidInputError
-from gateway.refusals import UnauthenticatedError
+from bistream.errors import ConfigError, InvalidInputError, UnauthenticatedError
 
 MIN_KEY_LENGTH = 16
 HEADERS = ("authorization", "x-api-key", "xi-api-key")
@@ -30,7 +29,7 @@ class Keys:
 
     def name_of(self, headers: Mapping[str, str]) -> str:
         """The name of the key in a request's headers (lower-case names). Raises ``UnauthenticatedError``."""
-        digest = _digest(_key_in(headers))
+        digest = _digest(key_in(headers))
         found: str | None = None
         for known, name in self._entries:
             if hmac.compare_digest(known, digest):
@@ -98,7 +97,7 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _key_in(headers: Mapping[str, str]) -> str:
+def key_in(headers: Mapping[str, str]) -> str:
     """The first key of the headers; empty when there is none."""
     scheme, _, rest = headers.get("authorization", "").partition(" ")
     if scheme.lower() in ("bearer", "token") and rest.strip():

@@ -23,16 +23,12 @@ SHARED_MEMORY_PARAMETER = "shared_memory_region"
 CLASSIFICATION_PARAMETER = "classification"
 
 
-class DamagedMessage(InvalidInputError):
-    """The bytes are no protobuf message of this kind."""
-
-
 def parse_request(data: bytes) -> Any:
-    """A ``ModelInferRequest``. Raises ``DamagedMessage``."""
+    """A ``ModelInferRequest``. Raises ``InvalidInputError``."""
     try:
         return service_pb2.ModelInferRequest.FromString(data)
     except DecodeError:
-        raise DamagedMessage("The message is no ModelInferRequest; send one of Triton's inference protocol.") from None
+        raise InvalidInputError("The message is no ModelInferRequest; send one of Triton's inference protocol.") from None
 
 
 def wants_empty_final(message: Any) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from gateway.limit_options import add_limits, check_limits, flag, limits_of
 from gateway.settings import GateLimits, GateSettings, Listen, TlsSettings, UpstreamSettings
 
 _NOTE = """The first SIGTERM or SIGINT drains: new sessions are refused with SHUTTING_DOWN, those that run may end for --drain-timeout-s.
@@ -56,12 +57,7 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
         "--behind-proxy", action="store_true", help="clients come through a proxy, which says their addresses (x-client-address)"
     )
     add_tls_arguments(parser)
-    limits = parser.add_argument_group("limits")
-    for field in fields(GateLimits):
-        kind = float if isinstance(field.default, float) else int
-        limits.add_argument(
-            _flag(field.name), type=kind, default=field.default, metavar="N", help=f"{field.metadata['meaning']} (default %(default)s)"
-        )
+    add_limits(parser, GateLimits)
 
 
 def add_tls_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,9 +71,7 @@ def add_tls_arguments(parser: argparse.ArgumentParser) -> None:
 def check_client_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Ends the program where they do not fit together."""
     check_tls_arguments(parser, options)
-    wrong = [field.name for field in fields(GateLimits) if getattr(options, field.name) < 0]
-    if wrong:
-        parser.error(f"{_flag(wrong[0])} must be 0 or more")
+    check_limits(parser, options, GateLimits)
 
 
 def check_tls_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -86,10 +80,6 @@ def check_tls_arguments(parser: argparse.ArgumentParser, options: argparse.Names
         parser.error("--tls-certificate and --tls-key belong together")
     if options.tls_client_ca is not None and options.tls_certificate is None:
         parser.error("--tls-client-ca needs --tls-certificate and --tls-key")
-
-
-def limits_of(options: argparse.Namespace) -> GateLimits:
-    return GateLimits(**{field.name: getattr(options, field.name) for field in fields(GateLimits)})
 
 
 def tls_of(options: argparse.Namespace) -> TlsSettings | None:
@@ -101,7 +91,7 @@ def tls_of(options: argparse.Namespace) -> TlsSettings | None:
 def _settings(options: argparse.Namespace) -> GateSettings:
     return GateSettings(
         upstream=UpstreamSettings(options.upstream, hold_file=options.hold_file),
-        limits=limits_of(options),
+        limits=limits_of(options, GateLimits),
         grpc=Listen(options.grpc_address, options.grpc_port),
         http=None if options.http_port is None else Listen(options.http_address, options.http_port),
         tls=tls_of(options),
@@ -110,10 +100,6 @@ def _settings(options: argparse.Namespace) -> GateSettings:
         drain_timeout_s=options.drain_timeout_s,
         ready_file=options.ready_file,
     )
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def command(settings: GateSettings) -> list[str]:
@@ -134,5 +120,5 @@ def command(settings: GateSettings) -> list[str]:
         "ready_file": settings.ready_file,
         **{field.name: limit for field in fields(GateLimits) if (limit := getattr(settings.limits, field.name)) != field.default},
     }
-    words = [word for name, value in given.items() if value is not None for word in (_flag(name), str(value))]
+    words = [word for name, value in given.items() if value is not None for word in (flag(name), str(value))]
     return [sys.executable, "-m", "gateway", *words, *(["--behind-proxy"] if settings.behind_proxy else [])]

@@ -17,7 +17,7 @@ import uvloop
 
 from bistream.errors import ConfigError
 from bistream.processes.limits import raise_soft_limit
-from bistream.processes.signals import stop_signals
+from bistream.processes.signals import stop_events
 from bistream.processes.whole_file import write_whole
 from gateway.gate import Gate
 from gateway.grpc_server import GrpcServer
@@ -36,20 +36,11 @@ FILES_WANTED = 65_536  # a connection each
 FAREWELL_S = 2.0  # after the last session, for what is still on its way to the clients
 
 
-def _signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """The first and the second time that the process is asked to end."""
-    first, second = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in stop_signals():
-        loop.add_signal_handler(number, lambda: (second if first.is_set() else first).set())
-    return first, second
-
-
 async def serve(settings: GateSettings) -> None:
     """Until the process was asked to end and the sessions have ended. Raises ``ConfigError`` at the start."""
     keys = None if settings.keys_file is None else Keys.read(settings.keys_file)
     raise_soft_limit(resource.RLIMIT_NOFILE, FILES_WANTED)
-    first, second = _signals()
+    first, second = stop_events()
     upstream = Upstream(settings.upstream)
     gate = Gate(settings, upstream, keys)
     tasks = [asyncio.create_task(upstream.watch()), asyncio.create_task(gate.run())]

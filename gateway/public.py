@@ -6,8 +6,8 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
+from bistream.errors import NotServedError
 from gateway.gate import Gate
-from gateway.refusals import NotServedError
 from gateway.requests import PUBLIC, not_served
 
 # Of Triton's extensions, those that the gate lets through.

@@ -1,4 +1,4 @@
-"""Errors of the gate itself, beside those of ``bistream.errors``, and the gRPC and HTTP status of every code."""
+"""The gRPC and HTTP status of every error."""
 
 from __future__ import annotations
 
@@ -13,29 +13,16 @@ from bistream.errors import (
     CancelledError,
     EngineError,
     InvalidInputError,
+    NotServedError,
     SessionExistsError,
     SessionTimeoutError,
     ShuttingDownError,
+    UnauthenticatedError,
     UnknownSessionError,
     UnknownSpeakerError,
     UnknownVoiceError,
+    WrongCallError,
 )
-
-
-class UnauthenticatedError(BistreamError):
-    code = "UNAUTHENTICATED"
-
-
-class NotServedError(BistreamError):
-    """A call or a model that the gate does not let through."""
-
-    code = "NOT_SERVED"
-
-
-class WrongCallError(BistreamError):
-    """A model was called in a way that it does not support."""
-
-    code = "WRONG_CALL"
 
 
 class TooLargeError(InvalidInputError):

@@ -53,27 +53,29 @@ class Answer:
     size: int = 0
 
 
-class Listener(Protocol):
-    """Who sent a request and takes what is answered."""
+class ClientStream(Protocol):
+    """A client's stream of requests and answers: of a session's start, with which the session ends, or of a later request."""
 
     def put(self, answer: Answer) -> None: ...
 
     def drop_audio(self, session: Session) -> None:
         """Forget the audio of this session that was not sent yet."""
 
-
-class Home(Listener, Protocol):
-    """The client's stream on which a session was started, and with which it ends."""
-
     def forget(self, session: Session) -> None:
-        """The session is over."""
+        """A session that was started here is over."""
+
+    def is_useless(self, now: float) -> bool:
+        """Whether nothing has gone through it for so long that it may be closed."""
+
+    def close(self) -> None:
+        """Idempotent."""
 
 
 @dataclass(slots=True)
 class Pending:
     """A request that Triton has not answered in full. has_error: it was told one, and is told no other."""
 
-    listener: Listener
+    listener: ClientStream
     request_id: str
     wants_empty_final: bool
     has_error: bool = False
@@ -98,7 +100,13 @@ class Session:
     request. ``run`` must be started as a task: it ends the session when Triton's stream ends."""
 
     def __init__(
-        self, owner: Hashable, caller: Caller, home: Home, start: FrontModelRequest, stream: UpstreamStream, around: SessionSurroundings
+        self,
+        owner: Hashable,
+        caller: Caller,
+        home: ClientStream,
+        start: FrontModelRequest,
+        stream: UpstreamStream,
+        around: SessionSurroundings,
     ) -> None:
         self.owner = owner
         self.caller = caller
@@ -121,7 +129,7 @@ class Session:
 
     # Requests
 
-    async def forward(self, request: FrontModelRequest, listener: Listener) -> None:
+    async def forward(self, request: FrontModelRequest, listener: ClientStream) -> None:
         """Pass a request on; its answers go to ``listener``. Waits while Triton has no room. Raises ``BistreamError``."""
         if self._is_over:
             raise self.end_error()

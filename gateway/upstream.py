@@ -15,8 +15,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from bistream.contract.refusals import parse_error
-from bistream.errors import ERRORS_BY_CODE, BistreamError, EngineError
-from gateway.refusals import WrongCallError
+from bistream.errors import ERRORS_BY_CODE, BistreamError, EngineError, WrongCallError
 from gateway.settings import UpstreamSettings
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,6 @@ import gc
 import logging
 import resource
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
@@ -19,7 +18,8 @@ from bistream.contract.voices import REGISTERED
 from bistream.errors import BistreamError, ConfigError
 from bistream.processes.limits import raise_soft_limit
 from bistream.processes.loopback import reach_this_host_directly
-from bistream.processes.signals import stop_signals
+from bistream.processes.signals import stop_events
+from gateway.http_server import EmbeddedServer
 from gateway.keys import Keys
 from gateway.listening import listening_socket
 from interfaces.audio.recordings import decode_recording
@@ -41,14 +41,6 @@ EXIT_OK, EXIT_FAILED = 0, 1
 EVERYWHERE = ("0.0.0.0", "::")
 RESERVED_FILES = 256  # connections to the servers, uploads, libraries
 FAREWELL_S = 3  # for sockets and responses, after the last utterance
-
-
-class _Server(uvicorn.Server):
-    """Leaves the signals to this module."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def make_voices(settings: Settings) -> VoiceStore:
@@ -84,8 +76,8 @@ async def serve(settings: Settings) -> None:
     access = Access(keys, limits, settings.allowed_origins, hosts_of(settings), settings.behind_proxy)
     raise_soft_limit(resource.RLIMIT_NOFILE, limits.max_sockets + limits.max_connections + RESERVED_FILES)
     listener = listening_socket(settings.address, settings.port, "HTTP")
-    server = _Server(_config(settings, make_app(service, access, limits, settings.allowed_origins)))
-    first, second = _signals()
+    server = EmbeddedServer(_config(settings, make_app(service, access, limits, settings.allowed_origins)))
+    first, second = stop_events()
     await servers.check()  # the voices are known before anybody asks
     watching = asyncio.create_task(servers.watch())
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -115,15 +107,6 @@ async def _drain(service: SpeechService, timeout_s: float, second: asyncio.Event
         task.cancel()
     await asyncio.gather(draining, impatient, return_exceptions=True)
     await service.drain(0.0)
-
-
-def _signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """The first and the second time that the process is asked to end."""
-    first, second = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in stop_signals():
-        loop.add_signal_handler(number, lambda: (second if first.is_set() else first).set())
-    return first, second
 
 
 def _config(settings: Settings, app: Any) -> uvicorn.Config:

@@ -6,33 +6,14 @@ import argparse
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from bistream.client.connection import add_security_arguments, security_of
 from bistream.contract.checks import TEXT_NORMALIZATIONS
+from gateway.limit_options import add_limits, check_limits, limits_of
 from interfaces.settings import InterfaceLimits, Recording, Settings
 
-_LIMIT_HELP = {
-    "max_text_chars": "characters of one utterance",
-    "max_message_bytes": "of one WebSocket message",
-    "max_body_bytes": "of the body of a request",
-    "max_upload_bytes": "of an uploaded recording",
-    "max_recording_s": "of an uploaded recording",
-    "min_recording_s": "of an uploaded recording",
-    "share": "of each of the next five, for one API key and for one address; 1: all",
-    "max_voices": "uploaded voices",
-    "max_voices_bytes": "of their recordings, 64 kB a second",
-    "max_speeches": "utterances under way; 0: no limit",
-    "max_sockets": "open WebSockets; 0: no limit",
-    "max_connections": "open HTTP connections; 0: no limit",
-    "starts_per_second": "new utterances of one API key and of one address, steadily; 0: no limit",
-    "contexts_per_socket": "ElevenLabs or Cartesia contexts beside each other",
-    "idle_socket_s": "a WebSocket without utterance and messages is closed after it; 0: never",
-    "body_timeout_s": "for the body of a request; 0: no limit",
-    "send_timeout_s": "a client that takes nothing is left after it; 0: never",
-}
 SERVER_PREFIX = "server-"  # of the options towards the servers: without it they are about our own clients
 _SERVER = re.compile(r"[^/\s]+:\d+(/\d+)?")
 _SERVER_HELP = "gRPC of a server; several: the emptiest one is taken, with its keeper's health port by its load, else by sessions from here"
@@ -50,11 +31,7 @@ def parse_arguments(arguments: Sequence[str] | None, environment: Mapping[str, s
     )
     _add_arguments(parser)
     add_security_arguments(parser, SERVER_PREFIX)
-    limits = parser.add_argument_group("limits")
-    for field in fields(InterfaceLimits):
-        kind = float if isinstance(field.default, float) else int
-        text = f"{_LIMIT_HELP[field.name]} (default %(default)s)"
-        limits.add_argument(_flag(field.name), type=kind, default=field.default, metavar="N", help=text)
+    add_limits(parser, InterfaceLimits)
     options = parser.parse_args(arguments)
     _check(parser, options)
     return Settings(
@@ -79,7 +56,7 @@ def parse_arguments(arguments: Sequence[str] | None, environment: Mapping[str, s
         behind_proxy=options.behind_proxy,
         drain_timeout_s=options.drain_timeout_s,
         ready_file=options.ready_file,
-        limits=InterfaceLimits(**{field.name: getattr(options, field.name) for field in fields(InterfaceLimits)}),
+        limits=limits_of(options, InterfaceLimits),
     )
 
 
@@ -120,14 +97,8 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error("--server has the form HOST:PORT or HOST:PORT/HEALTH_PORT")
     if any("=" not in alias for alias in options.alias):
         parser.error("--alias has the form NAME=VOICE")
-    negative = [field.name for field in fields(InterfaceLimits) if getattr(options, field.name) < 0]
-    if negative:
-        parser.error(f"{_flag(negative[0])} must be 0 or more")
+    check_limits(parser, options, InterfaceLimits)
     if not 0 < options.share <= 1:
         parser.error("--share must be above 0 and at most 1")
     if options.speak_after_s < 0 or options.drain_timeout_s < 0:
         parser.error("times must be 0 or more")
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

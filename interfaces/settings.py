@@ -7,31 +7,32 @@ from pathlib import Path
 
 from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.config import SERVER_DRAIN_TIMEOUT_S, RuntimeConfig
+from gateway.limit_options import limit
 
 MARKDOWN = "+markdown"  # texts are prepared as the server does, and read as Markdown, which language models write
 
 
 @dataclass(frozen=True)
 class InterfaceLimits:
-    """0 is no limit, where the help says so."""
+    """Each is an option."""
 
-    max_text_chars: int = 4096  # of one utterance, all pieces together
-    max_message_bytes: int = 256 * 1024
-    max_body_bytes: int = 1024 * 1024
-    max_upload_bytes: int = 10 * 1024 * 1024
-    max_recording_s: float = RuntimeConfig.max_reference_s
-    min_recording_s: float = RuntimeConfig.min_reference_s
-    share: float = 0.25  # of each of the next five, for one API key and for one address
-    max_voices: int = 1000
-    max_voices_bytes: int = 512 * 1024 * 1024
-    max_speeches: int = 1024
-    max_sockets: int = 4096
-    max_connections: int = 2048
-    starts_per_second: float = 64.0  # of one API key and of one address
-    contexts_per_socket: int = 16
-    idle_socket_s: float = 600.0
-    body_timeout_s: float = 60.0
-    send_timeout_s: float = 20.0
+    max_text_chars: int = limit(4096, "characters of one utterance")
+    max_message_bytes: int = limit(256 * 1024, "of one WebSocket message")
+    max_body_bytes: int = limit(1024 * 1024, "of the body of a request")
+    max_upload_bytes: int = limit(10 * 1024 * 1024, "of an uploaded recording")
+    max_recording_s: float = limit(RuntimeConfig.max_reference_s, "of an uploaded recording")
+    min_recording_s: float = limit(RuntimeConfig.min_reference_s, "of an uploaded recording")
+    share: float = limit(0.25, "of each of the next five, for one API key and for one address; 1: all")
+    max_voices: int = limit(1000, "uploaded voices")
+    max_voices_bytes: int = limit(512 * 1024 * 1024, "of their recordings, 64 kB a second")
+    max_speeches: int = limit(1024, "utterances under way; 0: no limit")
+    max_sockets: int = limit(4096, "open WebSockets; 0: no limit")
+    max_connections: int = limit(2048, "open HTTP connections; 0: no limit")
+    starts_per_second: float = limit(64.0, "new utterances of one API key and of one address, steadily; 0: no limit")
+    contexts_per_socket: int = limit(16, "ElevenLabs or Cartesia contexts beside each other")
+    idle_socket_s: float = limit(600.0, "a WebSocket without utterance and messages is closed after it; 0: never")
+    body_timeout_s: float = limit(60.0, "for the body of a request; 0: no limit")
+    send_timeout_s: float = limit(20.0, "a client that takes nothing is left after it; 0: never")
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,6 @@ SIZED = (LLM_BISTREAM.name, TOKEN2WAV.name, COSYVOICE2_BISTREAM.name)  # models 
 PROFILES = ("tensorrt_llm", "torch")  # which engine runs the language model; the models of the repository are the same in both
 
 
-class RepositoryError(Exception):
-    """The repository cannot be made; the message says what to change."""
-
-
 def template_names() -> list[str]:
     """Names of all models, from their templates."""
     return sorted(path.parent.name for path in (ROOT / "templates").glob("*/config.pbtxt"))
@@ -80,7 +76,7 @@ def split_settings(settings: Mapping[str, str], models: Iterable[str]) -> tuple[
         elif model in own:
             own[model][name] = value
         else:
-            raise RepositoryError(f"--set {key}: no model {model} in the repository; there are {', '.join(sorted(own))}.")
+            raise ConfigError(f"--set {key}: no model {model} in the repository; there are {', '.join(sorted(own))}.")
     return shared, own
 
 
@@ -90,15 +86,15 @@ def model_values(models: Iterable[str], settings: Mapping[str, str], profile: st
     shared, own = split_settings(settings, wanted)
     unused = sorted(key for key in shared if not any(key in names for names in wanted.values()))
     if unused:
-        raise RepositoryError(
+        raise ConfigError(
             f"--set {unused[0]}: no template has this placeholder; there are {', '.join(sorted(set().union(*wanted.values())))}."
         )
     for name in OF_THE_CHECKPOINT:
         if any(name in given for given in (shared, *own.values())):
-            raise RepositoryError(f"--set {name}: it follows from the model directory; leave it out.")
+            raise ConfigError(f"--set {name}: it follows from the model directory; leave it out.")
     base = {**default_values(), "engine": profile, **shared}
     if not base.get("model_dir"):
-        raise RepositoryError("The model directory is not set; give --model-dir.")
+        raise ConfigError("The model directory is not set; give --model-dir.")
     values = {}
     for model, names in wanted.items():
         known = {key: value for key, value in base.items() if key in names}
@@ -189,7 +185,7 @@ def check_merged(model: Mapping[str, str]) -> None:
 def read_template(model: str) -> str:
     path = ROOT / "templates" / model / "config.pbtxt"
     if not path.is_file():
-        raise RepositoryError(f"templates/{model}/config.pbtxt does not exist; models are {', '.join(template_names())}.")
+        raise ConfigError(f"templates/{model}/config.pbtxt does not exist; models are {', '.join(template_names())}.")
     return path.read_text(encoding="utf-8")
 
 
@@ -229,11 +225,11 @@ def of_the_checkpoint(model_dir: str) -> dict[str, str]:
 
 
 def check_generated(out: Path) -> None:
-    """``RepositoryError`` unless everything in ``out`` was written by this script."""
+    """Raises ``ConfigError`` unless everything in ``out`` was written by this script."""
     for entry in sorted(out.iterdir()):
         config = entry / "config.pbtxt"
         if not config.is_file() or not config.read_text(encoding="utf-8").startswith(HEADER.format(model=entry.name)):
-            raise RepositoryError(f"{out} holds {entry.name}, which this script did not make; choose another --out or remove it.")
+            raise ConfigError(f"{out} holds {entry.name}, which this script did not make; choose another --out or remove it.")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -254,7 +250,7 @@ def main(arguments: list[str] | None = None) -> int:
         values = model_values(models, with_limits(models, settings, options.profile), options.profile)
         check_values(values)
         make(options.out, values)
-    except (RepositoryError, TemplateError, BistreamError, OSError) as error:
+    except (TemplateError, BistreamError, OSError) as error:
         print(f"make_model_repo.py: {error}", file=sys.stderr)
         return 1
     room = room_of(values.get(COSYVOICE2_BISTREAM.name, {}))

@@ -46,7 +46,8 @@ from bistream.keeper.server_start import verify_nothing
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
 from bistream.processes.loopback import reach_this_host_directly
 from bistream.processes.start_phases import interpreter_is_ready, phase, progress_in
-from gateway.options import add_client_arguments, check_client_arguments, limits_of, port, tls_of
+from gateway.limit_options import limits_of
+from gateway.options import add_client_arguments, check_client_arguments, port, tls_of
 from gateway.settings import GateLimits, GateSettings, Listen, UpstreamSettings
 from scripts.edge_command import edge_command
 
@@ -113,7 +114,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser()
     options = parser.parse_args(arguments)
     check_client_arguments(parser, options)
-    if options.direct and (options.keys_file or options.tls_certificate or limits_of(options) != GateLimits()):
+    if options.direct and (options.keys_file or options.tls_certificate or limits_of(options, GateLimits) != GateLimits()):
         parser.error("API keys, TLS and limits are the gate's, and --direct serves without it; leave out either")
     if options.edge and (options.direct or options.command):
         parser.error("--edge serves until it is ended, with the gate; leave out --direct and the command")
@@ -159,7 +160,7 @@ def gate_settings(options: argparse.Namespace, server: ServerSettings) -> GateSe
     assert server.ports is not None
     return GateSettings(
         upstream=UpstreamSettings(f"{LOOPBACK}:{server.ports.grpc}"),
-        limits=fit_limits(limits_of(options), server.model_repository),
+        limits=fit_limits(limits_of(options, GateLimits), server.model_repository),
         grpc=Listen(options.grpc_address, options.grpc_port),
         http=Listen(options.http_address, options.http_port),
         tls=tls_of(options),

@@ -22,12 +22,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bistream.errors import BistreamError
+from bistream.errors import BistreamError, ConfigError
 from gateway.options import port
 from scripts.fill_template import TemplateError, placeholders
 from scripts.make_model_repo import (
     PROFILES,
-    RepositoryError,
     check_values,
     make,
     model_names,
@@ -47,10 +46,6 @@ NEEDED = {int: "a whole number", float: "a number", port: "a port from 1 to 6553
 FLAGS = {"true": True, "1": True, "false": False, "0": False}
 LOG_TO_CONTAINER = "--log-file=-"  # containers collect standard error; an option after it counts more
 EXIT_FAILED = 1
-
-
-class VariableError(Exception):
-    """A variable is wrong; the message names it and says what to do."""
 
 
 @dataclass
@@ -78,7 +73,7 @@ def serve_variables() -> dict[str, argparse.Action]:
 
 
 def read_plan(environment: Mapping[str, str]) -> Plan:
-    """Raises ``VariableError``."""
+    """Raises ``ConfigError``."""
     templates, options = template_variables(), serve_variables()
     plan = Plan(Path(environment.get(MODEL_REPO) or BUILD / "model_repo"), checked_profile(environment.get(PROFILE) or "torch"))
     if environment.get(MODEL_DIR):
@@ -91,7 +86,7 @@ def read_plan(environment: Mapping[str, str]) -> Plan:
         elif name in options:
             plan.serve_words += option_words(name, options[name], value)
         else:
-            raise VariableError(unknown(name, (*templates, *options)))
+            raise ConfigError(unknown(name, (*templates, *options)))
     check_model_dir(plan.settings.get("model_dir"))
     return plan
 
@@ -101,29 +96,29 @@ def option_words(name: str, action: argparse.Action, value: str) -> list[str]:
     option = action.option_strings[-1]
     if action.nargs == 0:
         if value.lower() not in FLAGS:
-            raise VariableError(f"{name} is {value!r}; it is true or false.")
+            raise ConfigError(f"{name} is {value!r}; it is true or false.")
         return [option] if FLAGS[value.lower()] else []
     if action.choices is not None and value not in action.choices:
-        raise VariableError(f"{name} is {value!r}; it is one of {', '.join(map(str, action.choices))}.")
+        raise ConfigError(f"{name} is {value!r}; it is one of {', '.join(map(str, action.choices))}.")
     if callable(action.type) and action.type in NEEDED:
         try:
             action.type(value)
         except ValueError:
-            raise VariableError(f"{name} is {value!r}; {NEEDED[action.type]} is needed.") from None
+            raise ConfigError(f"{name} is {value!r}; {NEEDED[action.type]} is needed.") from None
     return [f"{option}={value}"]
 
 
 def checked_profile(value: str) -> str:
     if value not in PROFILES:
-        raise VariableError(f"{PROFILE} is {value!r}; it is one of {', '.join(PROFILES)}.")
+        raise ConfigError(f"{PROFILE} is {value!r}; it is one of {', '.join(PROFILES)}.")
     return value
 
 
 def check_model_dir(value: str | None) -> None:
     if value is None:
-        raise VariableError(f"{MODEL_DIR} is not set; it is the folder of CosyVoice2-0.5B, Fun-CosyVoice3-0.5B-2512 or Spark-TTS-0.5B.")
+        raise ConfigError(f"{MODEL_DIR} is not set; it is the folder of CosyVoice2-0.5B, Fun-CosyVoice3-0.5B-2512 or Spark-TTS-0.5B.")
     if not Path(value).is_dir():
-        raise VariableError(f"{MODEL_DIR} is {value}, where there is no folder; mount the checkpoint there.")
+        raise ConfigError(f"{MODEL_DIR} is {value}, where there is no folder; mount the checkpoint there.")
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
@@ -146,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
         values = model_values(models, with_limits(models, plan.settings, plan.profile), plan.profile)
         check_values(values)
         make(plan.repository, values)
-    except (VariableError, RepositoryError, TemplateError, BistreamError, OSError) as error:
+    except (TemplateError, BistreamError, OSError) as error:
         print(f"serve_from_environment.py: {error}", file=sys.stderr)
         return EXIT_FAILED
     command = [sys.executable, str(SERVE), f"--model-repository={plan.repository}", LOG_TO_CONTAINER, *plan.serve_words, *words]

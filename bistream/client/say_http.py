@@ -24,13 +24,13 @@ from bistream.client.connection import INSECURE, ClientSecurity, add_security_ar
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
 from bistream.client.inquiry import parameters_of
 from bistream.client.opening import START_ARGUMENTS
-from bistream.client.server_errors import WrongCallError, server_error
+from bistream.client.server_errors import server_error
 from bistream.client.translation import no_answer
 from bistream.client.voice_options import GENERATION_OPTIONS, LABELS, add_flags, add_options, check_voice, given_inputs, refusal
 from bistream.contract.audio import sample_rate_of
 from bistream.contract.field import Field
 from bistream.contract.fields import COSYVOICE2
-from bistream.errors import BistreamError, InvalidInputError
+from bistream.errors import BistreamError, InvalidInputError, WrongCallError
 
 MAX_BODY_BYTES = 1_000_000  # this Triton release crashes on JSON bodies of 4 MB; a proxy in front should refuse more than 1 MB
 SAMPLE_DECIMALS = 5  # finer than a 16-bit step (3.1e-5), and a third of the bytes of a full float

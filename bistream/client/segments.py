@@ -11,15 +11,13 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
+from bistream.client.asyncio_client import AsyncClientSession
 from bistream.config import RuntimeConfig
 from bistream.contract.checks import is_speakable
 
 MAX_CHARS = RuntimeConfig.max_text_chars  # of a session, where the server does not say it
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s+(?=\S)|[。！？][”’」』）]*(?=.)|\n+(?=.)")  # with something behind it
-
-Session = TypeVar("Session")
 
 
 def room_in(before: str, text: str, limit: int) -> int:
@@ -38,7 +36,7 @@ def room_in(before: str, text: str, limit: int) -> int:
 
 
 @dataclass
-class Segment(Generic[Session]):
+class Segment:
     """begins_at: its first character in the utterance. speed: None: as usual. silence_ms: of a break, which has no text. text: all of it
     so far. is_flushed: it was ended by a flush. session: the one that speaks it now, to which more of its text goes directly."""
 
@@ -48,7 +46,7 @@ class Segment(Generic[Session]):
     text: str = ""
     is_ended: bool = False
     is_flushed: bool = False
-    session: Session | None = None
+    session: AsyncClientSession | None = None
 
     @property
     def is_speakable(self) -> bool:
@@ -64,19 +62,19 @@ class Segment(Generic[Session]):
         return self.begins_at + min(spoken, len(self.text))
 
 
-class Segments(Generic[Session]):
+class Segments:
     """Those that are not over, the oldest first."""
 
     def __init__(self) -> None:
         self.characters = 0  # of all segments
         self.speed: float | None = None  # of those that begin from here on
-        self._left: deque[Segment[Session]] = deque()
+        self._left: deque[Segment] = deque()
 
-    def __iter__(self) -> Iterator[Segment[Session]]:
+    def __iter__(self) -> Iterator[Segment]:
         return iter(self._left)
 
     @property
-    def open(self) -> Segment[Session] | None:
+    def open(self) -> Segment | None:
         """The one that takes more text."""
         return self._left[-1] if self._left and not self._left[-1].is_ended else None
 
@@ -84,14 +82,14 @@ class Segments(Generic[Session]):
     def are_over(self) -> bool:
         return not self._left
 
-    def add(self, text: str) -> Segment[Session]:
+    def add(self, text: str) -> Segment:
         """text: not empty. The segment that it belongs to."""
         segment = self.open or self._begin()
         segment.text += text
         self.characters += len(text)
         return segment
 
-    def end(self, is_flush: bool = False) -> Segment[Session] | None:
+    def end(self, is_flush: bool = False) -> Segment | None:
         """The open segment, which ends here; a flush without one makes an empty segment, so that it is told in its turn."""
         segment = self.open or (self._begin() if is_flush else None)
         if segment is not None:
@@ -102,7 +100,7 @@ class Segments(Generic[Session]):
         """Behind the text so far, whose segment has ended."""
         self._left.append(Segment(self.characters, silence_ms=silence_ms, is_ended=True))
 
-    def next(self) -> Segment[Session] | None:
+    def next(self) -> Segment | None:
         """The oldest one, if it can be spoken, or be left out, now."""
         if not self._left:
             return None
@@ -113,6 +111,6 @@ class Segments(Generic[Session]):
         """The oldest one is over."""
         self._left.popleft()
 
-    def _begin(self) -> Segment[Session]:
+    def _begin(self) -> Segment:
         self._left.append(Segment(self.characters, self.speed))
         return self._left[-1]

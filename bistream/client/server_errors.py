@@ -8,25 +8,17 @@ from __future__ import annotations
 import re
 
 from bistream.contract.refusals import parse_error
-from bistream.errors import ERRORS_BY_CODE, BistreamError, BusyError, EngineError, InvalidInputError, ShuttingDownError
-
-
-class UnauthenticatedError(BistreamError):
-    """The gate wants an API key."""
-
-    code = "UNAUTHENTICATED"
-
-
-class NotServedError(BistreamError):
-    """The server has no such model or call for clients."""
-
-    code = "NOT_SERVED"
-
-
-class WrongCallError(BistreamError):
-    """The model streams and was called without a stream, or the reverse."""
-
-    code = "WRONG_CALL"
+from bistream.errors import (
+    ERRORS_BY_CODE,
+    GATE_ERRORS,
+    BistreamError,
+    BusyError,
+    EngineError,
+    InvalidInputError,
+    NotServedError,
+    ShuttingDownError,
+    WrongCallError,
+)
 
 
 class SlowReaderError(BistreamError):
@@ -35,9 +27,9 @@ class SlowReaderError(BistreamError):
     code = "SLOW_READER"
 
 
-_OTHERS: dict[str, type[BistreamError]] = {error.code: error for error in (UnauthenticatedError, NotServedError, WrongCallError)}
-HAS_CODE = re.compile(rf"({'|'.join((*ERRORS_BY_CODE, *_OTHERS))}): ")  # at the start of a message
-_CODE = re.compile(rf"(?P<code>{'|'.join(_OTHERS)}): (?P<sentence>.*)", re.DOTALL)
+_OF_GATE: dict[str, type[BistreamError]] = {error.code: error for error in GATE_ERRORS}
+HAS_CODE = re.compile(rf"({'|'.join((*ERRORS_BY_CODE, *_OF_GATE))}): ")  # at the start of a message
+_CODE = re.compile(rf"(?P<code>{'|'.join(_OF_GATE)}): (?P<sentence>.*)", re.DOTALL)
 # Parts of Triton's messages (server 2.51), and what they mean. The first match counts.
 _MEANINGS: tuple[tuple[str, type[BistreamError], str], ...] = (
     (
@@ -65,7 +57,7 @@ def server_error(message: str) -> BistreamError:
         return error
     match = _CODE.search(message)
     if match is not None:
-        return _OTHERS[match["code"]](match["sentence"])
+        return _OF_GATE[match["code"]](match["sentence"])
     for pattern, kind, sentence in _MEANINGS:
         if re.search(pattern, message):
             return kind(f"{sentence} Triton said: {_one_line(message)}")

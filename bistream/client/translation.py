@@ -17,12 +17,12 @@ from bistream.contract.fields import COSYVOICE2_BISTREAM
 _DISTRUST = re.compile(r"CERTIFICATE_VERIFY_FAILED: (?P<why>[^:]+)|Hostname Verification Check failed")  # in gRPC's reasons
 _FIELDS = COSYVOICE2_BISTREAM.by_name
 # What a proxy before the servers makes of a lost one, in the details of a status (Envoy 1.40, grpcio 1.85), and what that means. The first
-# match counts. Set up by ``deploy/envoy/envoy.yaml`` it answers with a code and a sentence itself, until an answer has been passed on.
+# match counts. Set up as the chart's ``files/envoy.yaml`` it answers with a code and a sentence itself, until an answer has been passed on.
 _OF_PROXY = (
     (r"no healthy upstream", "No server behind {address} takes sessions at the moment; try again in a few seconds."),
     (
         r"upstream request timeout|stream timeout|response timeout",
-        "The proxy at {address} has ended the session after its own time limit; switch off its route time-out (deploy/envoy).",
+        "The proxy at {address} has ended the session after its own time limit; switch off its route time-out (docs/deployment.md).",
     ),
     (
         r"RST_STREAM|upstream connect error|reset reason|connection termination",

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.client.asyncio_client import AsyncBistreamClient, AsyncClientSession
+from bistream.client.asyncio_client import AsyncBistreamClient
 from bistream.client.exchange import Chunk, Heard, silent_chunk
-from bistream.client.pause_timer import PauseTimer
-from bistream.client.segments import MAX_CHARS, Segment, Segments, room_in
+from bistream.client.segmented_text import SegmentedText
+from bistream.client.segments import MAX_CHARS, Segment
 from bistream.client.speaker import Speaker
 from bistream.contract.audio import UPSTREAM_SAMPLE_RATE
 from bistream.errors import BistreamError, CancelledError
@@ -55,56 +55,31 @@ class Pacing:
     retries_first: bool = True
 
 
-class Utterance:
+class Utterance(SegmentedText):
     """``push_text``, ``flush``, ``end_text`` at any time; iterate once for the audio; ``cancel`` or ``close`` ends it in any state."""
 
     def __init__(self, client: AsyncBistreamClient, speaker: Speaker, pacing: Pacing | None = None, continues: str | None = None) -> None:
         """continues: a session of this client, such as the one that spoke the end of the turn before (its ``spoken``)."""
+        self._pacing = pacing or Pacing()
+        super().__init__(self._pacing.speak_after_s)
         self.text = ""  # all of it so far
         self.spoken = continues  # the last session that has spoken all of its text; what follows a flush or a pause continues it
         self.heard: Heard | None = None  # after ``cancel``: as of a session, in characters of the utterance
         self._client = client
         self._speaker = speaker
-        self._pacing = pacing or Pacing()
-        self._segments: Segments[AsyncClientSession] = Segments()
-        self._changed = asyncio.Event()
-        self._has_ended = False  # no more text
-        self._closed = asyncio.Event()
         self._has_spoken = False
-        self._timer = PauseTimer(self._pacing.speak_after_s, self._pause)
 
     async def push_text(self, piece: str) -> None:
         """More text, cut anywhere; it is sent as it is, and goes on in another session where one cannot take more. Raises
         ``CancelledError`` after the end."""
-        if self._has_ended or self._closed.is_set():
+        if self.has_ended:
             raise CancelledError(_OVER)
         self.text += piece
-        while piece:
-            before = "" if self._segments.open is None else self._segments.open.text
-            room = room_in(before, piece, MAX_CHARS)
-            if room:
-                await self._push(piece[:room])
-            piece = piece[room:]
-            if piece:
-                await self.flush()
-
-    async def _push(self, piece: str) -> None:
-        segment = self._segments.add(piece)
-        if segment.session is not None:
-            with contextlib.suppress(BistreamError, ConnectionError):  # the iteration raises it
-                await segment.session.push_text(piece)
-        self._changed.set()
-        if segment.is_speakable:
-            self._timer.restart()
+        self._add(piece, MAX_CHARS)
 
     async def flush(self) -> None:
         """What is there is spoken to its end."""
-        self._timer.stop()
-        segment = self._segments.end()
-        if segment is not None and segment.session is not None:
-            with contextlib.suppress(BistreamError, ConnectionError):
-                await segment.session.end_text()
-        self._changed.set()
+        self._end_segment()
 
     async def end_text(self, piece: str = "") -> None:
         """No more text; the iteration ends when all is spoken. Idempotent."""
@@ -117,10 +92,8 @@ class Utterance:
         """Stop speaking (barge-in): the server is told, and says how much was heard (``heard``). Then as ``close``."""
         if self._closed.is_set():
             return
-        self._timer.stop()
         self._has_ended = True
-        self._closed.set()
-        self._changed.set()
+        self._close_text()
         segment = next((one for one in self._segments if one.session is not None), None)
         if segment is None or segment.session is None:
             return
@@ -136,12 +109,9 @@ class Utterance:
 
     async def close(self) -> None:
         """Stops at once, without a word to the server but the end of the stream. Idempotent."""
-        self._timer.stop()
         self._has_ended = True
-        self._closed.set()
-        self._changed.set()
-        for session in [segment.session for segment in self._segments if segment.session is not None]:
-            await session.close()
+        self._close_text()
+        await self._close_sessions()
 
     async def __aiter__(self) -> AsyncGenerator[Spoken, None]:
         """Raises ``BistreamError`` (``CancelledError`` after ``cancel`` and ``close``), ``ConnectionError`` and ``TimeoutError``."""
@@ -155,17 +125,7 @@ class Utterance:
         if self.text and not self._has_spoken:  # blanks
             yield Spoken(self._silence(0).waveform, len(self.text), len(self.text))
 
-    async def _next_segment(self) -> Segment[AsyncClientSession] | None:
-        """The oldest one, once it can be spoken or has ended; None: all is spoken."""
-        while True:
-            if self._closed.is_set():
-                raise CancelledError("The utterance was cancelled.")
-            if (segment := self._segments.next()) is not None or (self._has_ended and self._segments.are_over):
-                return segment
-            self._changed.clear()
-            await self._changed.wait()
-
-    async def _speak(self, segment: Segment[AsyncClientSession]) -> AsyncGenerator[Chunk, None]:
+    async def _speak(self, segment: Segment) -> AsyncGenerator[Chunk, None]:
         """Again where nothing was heard of it, as ``Pacing`` says."""
         if segment.is_silence:
             if segment.text.strip():
@@ -194,7 +154,7 @@ class Utterance:
         """A little shorter or longer where the server's rate is not known yet."""
         return silent_chunk(text_consumed, self._client.told_sample_rate or UPSTREAM_SAMPLE_RATE)
 
-    async def _speak_once(self, segment: Segment[AsyncClientSession]) -> AsyncGenerator[Chunk, None]:
+    async def _speak_once(self, segment: Segment) -> AsyncGenerator[Chunk, None]:
         if self._closed.is_set():
             return
         start: dict[str, Any] = self._speaker.arguments()
@@ -209,11 +169,6 @@ class Utterance:
                 self.spoken = session.session_id
         finally:
             segment.session = None
-
-    def _pause(self) -> None:
-        """Nothing has come for a while: what is there is spoken."""
-        task = asyncio.ensure_future(self.flush())
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 def may_pass(error: BaseException) -> bool:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import queue
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from bistream.checkpoints.alignment import ALIGNMENT_FILE
 from bistream.checkpoints.config import CheckpointConfig
 from bistream.checkpoints.files import family_of
 from bistream.checkpoints.reader import read_config
+from bistream.client.exit_codes import EXIT_OK, fail
 from bistream.commands.alignment import find_head, report
 from bistream.commands.checkpoint_report import describe
 from bistream.commands.waiting import Waiting
@@ -51,7 +51,7 @@ from bistream.voice.build import build_voice_prompt
 from bistream.voice.speaker_encoder import SpeakerEncoder
 from bistream.voice.speech_tokenizer import SpeechTokenizer
 
-EXIT_OK, EXIT_FAULT = 0, 1
+EXIT_FAULT = 1
 DTYPES = ("auto", "bfloat16", "float16")
 
 
@@ -173,7 +173,6 @@ def main(arguments: list[str] | None = None) -> int:
             return EXIT_OK
         run(options)
     except BistreamError as error:
-        print(f"error: {error.sentence}", file=sys.stderr)
-        return EXIT_FAULT
+        return fail(error.sentence, EXIT_FAULT)
     print(f"{options.model_dir} can be served")
     return EXIT_OK

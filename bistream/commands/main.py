@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from bistream import __version__
+from bistream.client.exit_codes import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, fail
 from bistream.processes.loopback import reach_this_host_directly
 
-EXIT_OK, EXIT_UNREAD, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_UNREAD = 1
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter fails at its end, writing what is left
         return EXIT_UNREAD
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return fail("interrupted", EXIT_INTERRUPTED)
 
 
 def _run(words: list[str]) -> int:
@@ -66,8 +66,7 @@ def _run(words: list[str]) -> int:
         return EXIT_OK
     command = COMMANDS.get(words[0])
     if command is None:
-        print(f"error: bistream has no command {words[0]!r}; `bistream help` lists them.", file=sys.stderr)
-        return EXIT_USAGE
+        return fail(f"bistream has no command {words[0]!r}; `bistream help` lists them.", EXIT_USAGE)
     sys.argv[0] = f"bistream {words[0]}"  # the program's name in the messages of argparse
     try:
         code: int = import_module(command.module).main(words[1:])
@@ -75,8 +74,7 @@ def _run(words: list[str]) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("bistream"):
             raise
-        print(f"error: The package {error.name} is not installed; run in the checkout: pip install '.[{command.extra}]'", file=sys.stderr)
-        return EXIT_USAGE
+        return fail(f"The package {error.name} is not installed; run in the checkout: pip install '.[{command.extra}]'", EXIT_USAGE)
 
 
 def _help() -> str:

@@ -9,6 +9,8 @@ import os
 import sys
 from pathlib import Path
 
+from bistream.client.exit_codes import fail
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 PROGRAM = Path("scripts/serve.py")
 EXIT_FAILED = 1
@@ -18,9 +20,6 @@ def main(arguments: list[str], checkout: Path = CHECKOUT) -> int:
     """arguments: of ``scripts/serve.py``. Returns only where there is no checkout: a wheel has neither the model repository nor Triton."""
     program = checkout / PROGRAM
     if not program.is_file():
-        print(
-            "error: Triton and the model repository are not part of the installed package; clone the repository and run: bash run.sh serve",
-            file=sys.stderr,
-        )
-        return EXIT_FAILED
+        sentence = "Triton and the model repository are not part of the installed package; clone the repository and run: bash run.sh serve"
+        return fail(sentence, EXIT_FAILED)
     os.execv(sys.executable, [sys.executable, str(program), *arguments])

@@ -19,13 +19,14 @@ from pathlib import Path
 
 from bistream.checkpoints.files import family_of
 from bistream.client.connection import add_security_arguments, security_of
+from bistream.client.exit_codes import EXIT_OK, fail
 from bistream.client.inquiry import Inquiry
 from bistream.contract.checks import GENDERS, LEVELS
 from bistream.errors import BistreamError
 from bistream.text2token.one_table.prompts import Labels
 from bistream.voice.registry import VoiceRegistry
 
-EXIT_OK, EXIT_FAILED = 0, 1
+EXIT_FAILED = 1
 VOICES_DIR = Path("voices")  # that of run.sh
 SERVER_TIMEOUT_S = 10.0
 
@@ -140,8 +141,7 @@ def _list_of_server(parser: argparse.ArgumentParser, options: argparse.Namespace
     except BrokenPipeError:  # of the standard output
         raise
     except (BistreamError, ConnectionError) as error:
-        print(f"error: {error.sentence if isinstance(error, BistreamError) else error}", file=sys.stderr)
-        return EXIT_FAILED
+        return fail(str(error), EXIT_FAILED)
     for voice in voices:
         print(f"{voice.name}: {voice.kind}{', the default' if voice.is_default else ''}")
     if not voices:
@@ -165,11 +165,9 @@ def main(arguments: list[str] | None = None) -> int:
             registry.remove(options.speaker_id)
             print(f"{options.speaker_id} is removed from {options.voices_dir}")
     except BistreamError as error:
-        print(f"error: {error.sentence}", file=sys.stderr)
-        return EXIT_FAILED
+        return fail(error.sentence, EXIT_FAILED)
     except BrokenPipeError:  # of the standard output
         raise
     except OSError as error:
-        print(f"error: {options.voices_dir} cannot be changed ({error.strerror}); choose another --voices-dir.", file=sys.stderr)
-        return EXIT_FAILED
+        return fail(f"{options.voices_dir} cannot be changed ({error.strerror}); choose another --voices-dir.", EXIT_FAILED)
     return EXIT_OK

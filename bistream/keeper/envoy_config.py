@@ -1,11 +1,10 @@
-"""The configuration of Envoy before the servers: fills the template ``deploy/envoy/envoy.yaml``.
+"""The configuration of Envoy before the servers: fills the chart's ``files/envoy.yaml``.
 
-Used by ``scripts/serve_gpus.py`` at its start, and by ``scripts/render_envoy.py`` for compose and the chart.
+Used at their start by ``scripts/serve_gpus.py`` and, for compose, ``scripts/run_envoy.py``; Helm fills it itself (``_envoy.tpl``).
 """
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +14,8 @@ from typing import Any
 
 from gateway.settings import TlsSettings
 
-TEMPLATE = Path(__file__).resolve().parents[2] / "deploy" / "envoy" / "envoy.yaml"
+TEMPLATE = Path(__file__).resolve().parents[2] / "deploy/helm/bistream/files/envoy.yaml"
 NOTHING = "# nothing here"  # in the place of an optional section
-DNS_REFRESH_S = 2
 
 
 @dataclass(frozen=True)
@@ -50,40 +48,14 @@ def envoy_config(settings: ProxySettings, servers: Sequence[ServerAddress], temp
         "http_host": settings.http_host,
         "http_port": settings.http_port,
         "admin_port": settings.admin_port,
-        "tls_grpc": transport(settings.tls, "h2"),
-        "tls_http": transport(settings.tls, "http/1.1"),
-        "discovery": "type: STATIC" if all(_is_address(server.host) for server in servers) else by_name(f"{DNS_REFRESH_S}s"),
-        "grpc_endpoints": _endpoints(servers, [server.grpc_port for server in servers]),
-        "http_endpoints": _endpoints(servers, [server.http_port for server in servers]),
-        "health_interval": 0.5,
+        "tls_grpc": _transport(settings.tls, "h2"),
+        "tls_http": _transport(settings.tls, "http/1.1"),
+        "grpc_endpoints": json.dumps([_endpoint(server, server.grpc_port) for server in servers]),
+        "http_endpoints": json.dumps([_endpoint(server, server.http_port) for server in servers]),
         "more_listeners": NOTHING,
         "more_clusters": NOTHING,
     }
     return Template(TEMPLATE.read_text(encoding="utf-8") if template is None else template).substitute(values)
-
-
-def by_name(refresh: str) -> str:
-    """How the addresses of names are found. The servers listen on IPv4."""
-    config = {
-        "@type": "type.googleapis.com/envoy.extensions.clusters.dns.v3.DnsCluster",
-        "dns_refresh_rate": refresh,
-        "dns_failure_refresh_rate": {"base_interval": "1s", "max_interval": "5s"},
-        "dns_lookup_family": "V4_PREFERRED",
-    }
-    return f"cluster_type: {json.dumps({'name': 'envoy.cluster.dns', 'typed_config': config})}"
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _endpoints(servers: Sequence[ServerAddress], ports: Sequence[int]) -> str:
-    """A YAML list on one line."""
-    return json.dumps([_endpoint(server, port) for server, port in zip(servers, ports, strict=True)])
 
 
 def _endpoint(server: ServerAddress, port: int) -> dict[str, Any]:
@@ -91,7 +63,7 @@ def _endpoint(server: ServerAddress, port: int) -> dict[str, Any]:
     return {"endpoint": {"address": address, "health_check_config": {"port_value": server.health_port}}}
 
 
-def transport(tls: TlsSettings | None, protocol: str) -> str:
+def _transport(tls: TlsSettings | None, protocol: str) -> str:
     """The transport of a filter chain. protocol: for ALPN."""
     if tls is None:
         return NOTHING

@@ -1,7 +1,6 @@
 """Errors of this process, beside those of ``bistream.errors`` and of the gate, whose classes and sentences it uses where they fit.
 
 BistreamError
-├── UnauthenticatedError   UNAUTHENTICATED    no valid API key                                    (the gate's)
 ├── InvalidInputError
 │   ├── TooLargeError      INVALID_INPUT      a body, message or upload is beyond its limit       (the gate's)
 │   └── ForbiddenError     FORBIDDEN          what is not the caller's; a page or a host that is not let in
@@ -14,9 +13,9 @@ from __future__ import annotations
 
 from bistream.client.server_errors import SlowReaderError
 from bistream.errors import BistreamError, InvalidInputError, UnknownSpeakerError
-from gateway.refusals import TooLargeError, UnauthenticatedError
+from gateway.refusals import TooLargeError
 
-__all__ = ["ForbiddenError", "SlowReaderError", "TooLargeError", "UnauthenticatedError", "UnreachableError", "unknown_voice"]
+__all__ = ["ForbiddenError", "SlowReaderError", "TooLargeError", "UnreachableError", "unknown_voice"]
 
 
 NO_SERVER = "No speech server answers at the moment; try again in a few seconds."

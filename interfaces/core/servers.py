@@ -17,12 +17,11 @@ from tritonclient.grpc import service_pb2
 from bistream.client.asyncio_client import AsyncBistreamClient, AsyncClientSession
 from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.segments import MAX_CHARS
-from bistream.client.server_errors import NotServedError, UnauthenticatedError, WrongCallError
 from bistream.config import RuntimeConfig
 from bistream.contract.audio import SYNTHETIC, UPSTREAM_SAMPLE_RATE, UPSTREAM_TOKENS_PER_SECOND
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.contract.voices import ListedVoice
-from bistream.errors import BistreamError, BusyError, ShuttingDownError
+from bistream.errors import BistreamError, BusyError, NotServedError, ShuttingDownError, UnauthenticatedError, WrongCallError
 from interfaces.core.errors import NO_SERVER, UnreachableError
 from interfaces.core.facts import ServerFacts, ask_facts, with_voices
 from interfaces.core.load import ServerLoad, parse_load

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from bistream.errors import BistreamError, ShuttingDownError, UnknownSpeakerError
@@ -106,9 +104,9 @@ class SpeechService:
         if self.drains.is_set():
             raise ShuttingDownError("The gateway is shutting down and takes no new requests; connect to another one.")
 
-    def open(self, voice: str, caller: Caller, values: Values | None = None, speak_after_s: float | None = None) -> Speech:
+    def open(self, voice: str, caller: Caller, values: Values | None = None) -> Speech:
         """voice: a name, empty for the default. values: as ``SpeechOptions``; ``continues`` is a name of ``EarlierUtterances.find``, and no
-        utterance of this caller is as none. speak_after_s: None for the setting.
+        utterance of this caller is as none.
 
         Raises ``BistreamError``: draining, a limit, an unknown voice, a value out of range.
         """
@@ -125,9 +123,11 @@ class SpeechService:
             refused.fail(error)
             self._ended(refused, caller, 0)
             raise
-        known, warnings = self._taken_by_servers(values)
+        known = dict(values)
+        if not self.servers.can_be_instructed:  # a client that was made for another speech service speaks all the same
+            known.pop("instruct_text", None)
         earlier = self._earlier.find(caller, str(known.pop("continues", "")))
-        options = SpeechOptions(known, self.speak_after_s if speak_after_s is None else speak_after_s, warnings, earlier)
+        options = SpeechOptions(known, self.speak_after_s, earlier)
         speech = Speech(self.servers, found, options, self.limits.max_text_chars, lambda: self._closed(speech, caller), caller.trace)
         self._open.add(speech)
         self._all_closed.clear()
@@ -142,21 +142,6 @@ class SpeechService:
             if self.servers.have_failed():
                 raise UnreachableError(NO_SERVER) from None
             raise
-
-    @contextlib.asynccontextmanager
-    async def opened(self, voice: str, caller: Caller, values: Values) -> AsyncIterator[Speech]:
-        """``open`` that closes by itself."""
-        speech = self.open(voice, caller, values)
-        try:
-            yield speech
-        finally:
-            await speech.close()
-
-    def _taken_by_servers(self, values: Values) -> tuple[Values, tuple[str, ...]]:
-        """Without an instruction where a server would refuse it; a client that was made for another speech service speaks all the same."""
-        if "instruct_text" not in values or self.servers.can_be_instructed:
-            return dict(values), ()
-        return {name: value for name, value in values.items() if name != "instruct_text"}, (NOT_INSTRUCTED,)
 
     def tell(self, error: BistreamError, caller: Caller) -> None:
         """The log says who takes more than its share."""

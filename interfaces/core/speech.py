@@ -6,7 +6,6 @@ which they come.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -14,10 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.client.asyncio_client import AsyncClientSession
 from bistream.client.exchange import Chunk, silent_chunk
-from bistream.client.pause_timer import PauseTimer
-from bistream.client.segments import Segment, Segments, room_in
+from bistream.client.segmented_text import SegmentedText
+from bistream.client.segments import Segment
 from bistream.errors import BistreamError, CancelledError, InvalidInputError
 from interfaces.core.earlier import EarlierSession
 from interfaces.core.errors import UnreachableError
@@ -52,11 +50,10 @@ class Flushed:
 class SpeechOptions:
     values: Values = field(default_factory=dict)
     speak_after_s: float = 0.0  # 0: only what a flush or the end asks for
-    warnings: tuple[str, ...] = ()  # sentences about what the client asked for and does not get
     continues: EarlierSession | None = None
 
 
-class Speech:
+class Speech(SegmentedText):
     """``append``, ``flush``, ``end`` at any time; iterate once for the audio; ``close`` frees everything, whatever the state."""
 
     def __init__(
@@ -68,6 +65,7 @@ class Speech:
         on_close: Callable[[], None] = lambda: None,
         trace: Trace | None = None,
     ) -> None:
+        super().__init__(options.speak_after_s)
         self.voice = voice
         self.trace = trace or Trace()
         self.record = SpeechRecord()
@@ -78,24 +76,11 @@ class Speech:
         self._max_text_chars = max_text_chars
         self._on_close = on_close
         self._joiner = PieceJoiner()
-        self._segments: Segments[AsyncClientSession] = Segments()
-        self._changed = asyncio.Event()
-        self._has_ended = False  # no more text
-        self._is_closed = False
-        self._timer = PauseTimer(options.speak_after_s, self._pause)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return self._options.warnings
 
     @property
     def characters(self) -> int:
         """Received so far."""
         return self._joiner.received
-
-    @property
-    def has_ended(self) -> bool:
-        return self._has_ended or self._is_closed
 
     async def append(self, piece: Item) -> None:
         """More text, cut anywhere, a break, or the speed of what follows. The text before these is spoken to its end, as before a flush.
@@ -111,12 +96,11 @@ class Speech:
             raise InvalidInputError(f"The text is longer than {self._max_text_chars} characters; split it into several requests.")
         self.record.on_text()
         self.text_end = (self.text_end + piece)[-KEPT_CHARS:]
-        self._add(self._joiner.push(piece))
-        self._time_pause()
+        self._add_spoken(self._joiner.push(piece))
 
     def _apply(self, control: Break | SpeedChange) -> None:
-        self._add(self._joiner.finish())
-        self._end_segment(is_flush=False)
+        self._add_spoken(self._joiner.finish())
+        self._end_segment()
         if isinstance(control, Break):
             self._segments.add_break(control.silence_ms)
             self._changed.set()
@@ -126,7 +110,7 @@ class Speech:
     async def flush(self) -> None:
         """What is there is spoken to its end; the iteration yields ``Flushed`` behind it."""
         if not self.has_ended:
-            self._add(self._joiner.finish())
+            self._add_spoken(self._joiner.finish())
             self._end_segment(is_flush=True)
 
     async def end(self, piece: str = "") -> None:
@@ -135,22 +119,18 @@ class Speech:
             return
         if piece:
             await self.append(piece)
-        self._add(self._joiner.finish())
+        self._add_spoken(self._joiner.finish())
         self._has_ended = True
-        self._end_segment(is_flush=False)
+        self._end_segment()
 
     async def close(self) -> None:
         """Stops at once. Idempotent. Counts as left by its client unless ``record`` has another ending."""
-        if self._is_closed:
+        if self._closed.is_set():
             return
-        self._is_closed = True
         self.record.end(Ending.LEFT)
-        self._timer.stop()
-        self._changed.set()
-        sessions = [segment.session for segment in self._segments if segment.session is not None]
+        self._close_text()
         try:
-            for session in sessions:
-                await session.close()
+            await self._close_sessions()
         finally:
             self._on_close()
 
@@ -176,21 +156,11 @@ class Speech:
             if segment.is_flushed:
                 yield Flushed()
 
-    def _heard(self, segment: Segment[AsyncClientSession], spoken: int) -> int:
+    def _heard(self, segment: Segment, spoken: int) -> int:
         """Characters of the utterance, given those of the segment that is spoken now."""
         return self._joiner.heard(segment.place_of(spoken))
 
-    async def _next_segment(self) -> Segment[AsyncClientSession] | None:
-        """The oldest one, once it can be spoken or has ended; None: all is spoken."""
-        while True:
-            if self._is_closed:
-                raise CancelledError("The utterance was cancelled.")
-            if (segment := self._segments.next()) is not None or (self._has_ended and self._segments.are_over):
-                return segment
-            self._changed.clear()
-            await self._changed.wait()
-
-    async def _speak(self, segment: Segment[AsyncClientSession]) -> AsyncGenerator[Chunk, None]:
+    async def _speak(self, segment: Segment) -> AsyncGenerator[Chunk, None]:
         """On one server, or on another one where the first refuses before any audio; once more on the first where all streams were lost."""
         if segment.silence_ms:
             yield silent_chunk(0, self._servers.sample_rate, segment.silence_ms / 1000)
@@ -216,7 +186,7 @@ class Speech:
                         yield chunk
                 return
             except (BistreamError, ConnectionError, TimeoutError, OSError) as error:
-                if self._is_closed:
+                if self._closed.is_set():
                     raise CancelledError("The utterance was cancelled.") from None
                 self._servers.refused(server, error)
                 refusal = error
@@ -224,7 +194,7 @@ class Speech:
                     break
         raise as_answer(refusal) if refusal is not None else UnreachableError("There is no speech server; start one.")
 
-    async def _speak_on(self, server: Server, segment: Segment[AsyncClientSession]) -> AsyncGenerator[Chunk, None]:
+    async def _speak_on(self, server: Server, segment: Segment) -> AsyncGenerator[Chunk, None]:
         server.open_sessions += 1
         try:
             # Nothing waits from here to the assignment: a piece is in the text of the start, or is pushed.
@@ -245,43 +215,6 @@ class Speech:
             segment.session = None
             server.open_sessions -= 1
 
-    def _add(self, text: str) -> None:
-        """A text that is too long for one session of the servers goes on in another one."""
-        while text:
-            before = "" if self._segments.open is None else self._segments.open.text
-            room = room_in(before, text, self._servers.max_text_chars)
-            self._push(text[:room])
-            text = text[room:]
-            if text:
-                self._end_segment(is_flush=False)
-
-    def _push(self, text: str) -> None:
-        if not text:
-            return
-        segment = self._segments.add(text)
-        if segment.session is None:
-            self._changed.set()
-        else:
-            with contextlib.suppress(BistreamError, ConnectionError):  # the iteration raises it
-                segment.session.put_text(text)
-
-    def _end_segment(self, is_flush: bool) -> None:
-        self._timer.stop()
-        segment = self._segments.end(is_flush)
-        if segment is not None and segment.session is not None:
-            with contextlib.suppress(BistreamError, ConnectionError):
-                segment.session.put_text("", is_end=True)
-        self._changed.set()
-
-    def _time_pause(self) -> None:
-        """A pause counts from the last piece, where the text that is open has something to speak."""
-        segment = self._segments.open
-        if segment is not None and segment.is_speakable:
-            self._timer.restart()
-        else:
-            self._timer.stop()
-
-    def _pause(self) -> None:
-        """Nothing has come for a while: what is there is spoken. A held blank stays held, because more text may follow."""
-        if self._segments.open is not None and not self.has_ended:
-            self._end_segment(is_flush=False)
+    def _add_spoken(self, text: str) -> None:
+        """text: without what the joiner holds, because more may follow."""
+        self._add(text, self._servers.max_text_chars)

@@ -7,17 +7,16 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
+from bistream.errors import UnauthenticatedError
 from gateway.admission import host_of
-from gateway.keys import Keys
+from gateway.keys import HEADERS, Keys, key_in
 from interfaces.core.caller import Caller
-from interfaces.core.errors import UnauthenticatedError
 from interfaces.core.shares import Places
 from interfaces.settings import InterfaceLimits
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 ADDRESS_HEADER = "x-client-address"  # a proxy sets it, in place of what the client may have sent
 SECRET_HEADER = "x-voice-secret"  # or in the place of an API key, where none are wanted: vendors' clients can send that
-KEY_HEADERS = ("authorization", "x-api-key", "xi-api-key")
 SUBPROTOCOLS = ("token", "bearer")  # before the key, in the list of subprotocols; percent-encoded, since browsers take no / and no = there
 
 
@@ -74,7 +73,7 @@ class Access:
 
     def wants_key_in_message(self, headers: Mapping[str, str], subprotocols: Iterable[str]) -> bool:
         """Whether a key is wanted and none came yet, right or wrong."""
-        return self._keys is not None and not any(headers.get(name) for name in KEY_HEADERS) and not list(subprotocols)
+        return self._keys is not None and not any(headers.get(name) for name in HEADERS) and not list(subprotocols)
 
     def allows_origin(self, origin: str | None, host: str | None) -> bool:
         """A page of another site must not use a gateway that its visitor can reach; clients other than browsers send no origin."""
@@ -104,9 +103,7 @@ class Access:
 
 
 def _secret_in(headers: Mapping[str, str]) -> str | None:
-    scheme, _, rest = headers.get("authorization", "").partition(" ")
-    bearer = rest.strip() if scheme.lower() in SUBPROTOCOLS else ""
-    return headers.get(SECRET_HEADER) or bearer or headers.get("x-api-key") or headers.get("xi-api-key") or None
+    return headers.get(SECRET_HEADER) or key_in(headers) or None
 
 
 def _name_in(host: str) -> str:

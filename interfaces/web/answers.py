@@ -1,10 +1,11 @@
-"""Errors as OpenAI's clients read them: status, headers and body. No framework."""
+"""Errors as OpenAI's clients read them: status, headers and body."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
+
+from starlette.responses import JSONResponse
 
 from bistream.errors import (
     BistreamError,
@@ -13,9 +14,10 @@ from bistream.errors import (
     InvalidInputError,
     SessionTimeoutError,
     ShuttingDownError,
+    UnauthenticatedError,
     UnknownSpeakerError,
 )
-from interfaces.core.errors import ForbiddenError, SlowReaderError, TooLargeError, UnauthenticatedError, UnreachableError
+from interfaces.core.errors import ForbiddenError, SlowReaderError, TooLargeError, UnreachableError
 from interfaces.core.service import DRAIN_RETRY_AFTER_S
 from interfaces.core.shares import QuotaError
 
@@ -35,21 +37,24 @@ _STATUS: tuple[tuple[type[BistreamError], int, str, str | None], ...] = (  # cla
 _RETRYABLE = {408, 429, 500, 503}
 
 
-@dataclass(frozen=True)
-class ErrorAnswer:
-    status: int
-    headers: dict[str, str]
-    body: dict[str, Any]
-
-
-def error_answer(error: BistreamError, param: str | None = None) -> ErrorAnswer:
+def error_response(error: BistreamError, param: str | None = None) -> JSONResponse:
     """param: the field of the request that is at fault."""
-    status, kind, code = next(
-        ((status, kind, code) for cls, status, kind, code in _STATUS if isinstance(error, cls)), (500, "server_error", None)
-    )
+    status = _kind_of(error)[0]
     headers = {"x-should-retry": "true" if status in _RETRYABLE and not isinstance(error, QuotaError) else "false"}
     if isinstance(error, BusyError) and error.retryable:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s or 1)))
     elif status == 503:
         headers["retry-after"] = str(DRAIN_RETRY_AFTER_S if isinstance(error, ShuttingDownError) else 2)
-    return ErrorAnswer(status, headers, {"error": {"message": error.sentence, "type": kind, "param": param, "code": code}})
+    return JSONResponse({"error": error_object(error, param)}, status, headers)
+
+
+def error_object(error: BistreamError, param: str | None = None) -> dict[str, Any]:
+    """param: as of ``error_response``."""
+    _, kind, code = _kind_of(error)
+    return {"message": error.sentence, "type": kind, "param": param, "code": code}
+
+
+def _kind_of(error: BistreamError) -> tuple[int, str, str | None]:
+    """Status, type and code."""
+    kinds = ((status, kind, code) for cls, status, kind, code in _STATUS if isinstance(error, cls))
+    return next(kinds, (500, "server_error", None))

@@ -18,7 +18,7 @@ from interfaces.core.service import DRAIN_RETRY_AFTER_S, SpeechService
 from interfaces.settings import InterfaceLimits
 from interfaces.web import http_routes, model_routes, socket_routes, vendor_routes, voice_routes
 from interfaces.web.access import Access
-from interfaces.web.answers import error_answer
+from interfaces.web.answers import error_response
 from interfaces.web.guard import Guard
 from interfaces.web.metrics import exposition
 from interfaces.web.uploads import Uploads
@@ -51,7 +51,7 @@ def make_app(service: SpeechService, access: Access, limits: InterfaceLimits, al
 
     @app.exception_handler(BistreamError)
     async def on_error(request: Request, error: BistreamError) -> Response:
-        return http_routes.failed(error)
+        return error_response(error, getattr(error, "param", None))
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
@@ -66,8 +66,7 @@ def make_app(service: SpeechService, access: Access, limits: InterfaceLimits, al
 
     @app.exception_handler(Exception)
     async def on_fault(request: Request, error: Exception) -> Response:
-        answer = error_answer(EngineError("The gateway has failed at this request; try again."))
-        return JSONResponse(answer.body, answer.status, answer.headers)
+        return error_response(EngineError("The gateway has failed at this request; try again."))
 
     guarded: Any = Guard(app, access, service, limits)
     if allowed_origins:

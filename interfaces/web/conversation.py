@@ -173,10 +173,13 @@ class Conversation:
             await utterance.speech.close()
         if self._closed.is_set():
             return  # nobody is left to tell
+        await self._carry_out(self._told(name, error))
+
+    def _told(self, name: str, error: BistreamError) -> Sequence[Action]:
         told = self._protocol.failed(name, error)
         if isinstance(error, ShuttingDownError) and self._service.drains.is_set():
-            told = [GOODBYE if isinstance(action, Close) else action for action in told]
-        await self._carry_out(told)
+            return [GOODBYE if isinstance(action, Close) else action for action in told]
+        return told
 
     async def _pump(self, name: str, utterance: _Utterance) -> None:
         try:
@@ -189,7 +192,7 @@ class Conversation:
             await utterance.speech.close()
             await self._tell(utterance, functools.partial(self._finish, name))
         except BistreamError as error:
-            reason = ShuttingDownError("The gateway is shutting down.") if self._ends_by_drain(error) else error
+            reason = ShuttingDownError("The gateway is shutting down; try another one.") if self._ends_by_drain(error) else error
             await self._give_up(name, utterance, reason)
         except Exception as error:
             self._service.log.warn(self._caller.address, "an utterance has failed.", error)

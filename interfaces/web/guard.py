@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import replace
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from bistream.errors import BistreamError, InvalidInputError, SessionTimeoutError, ShuttingDownError
 from interfaces.core.caller import Caller
@@ -17,7 +17,7 @@ from interfaces.core.service import SpeechService
 from interfaces.core.trace import trace_of
 from interfaces.settings import InterfaceLimits
 from interfaces.web.access import Access
-from interfaces.web.answers import error_answer
+from interfaces.web.answers import error_response
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -55,8 +55,7 @@ class Guard:
         except BistreamError as error:
             if isinstance(error, _ForeignError):
                 self._service.log.warn(state["address"], error.sentence)
-            answer = error_answer(error)
-            await refuse(scope, receive, named, JSONResponse(answer.body, answer.status, answer.headers))
+            await refuse(scope, receive, named, error_response(error))
             return
         if scope["type"] == "http":
             if scope["method"] == "HEAD":  # the server leaves out the body, by its own scope

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from starlette.responses import JSONResponse
 
-from bistream.errors import BistreamError, InvalidInputError, UnknownSpeakerError
-from interfaces.audio.formats import OutputFormat, checked, openai_format
+from bistream.errors import InvalidInputError
+from interfaces.audio.formats import checked, openai_format
 from interfaces.core.caller import Caller
-from interfaces.core.service import SpeechService
-from interfaces.core.text import Item
+from interfaces.core.service import NOT_INSTRUCTED, SpeechService
 from interfaces.core.values import Values, check_values
 from interfaces.core.voice import Voice
 from interfaces.core.voice_names import OPENAI_VOICES
-from interfaces.web.answers import error_answer
+from interfaces.protocols.whole_text import WholeText, WholeTextEvents
+from interfaces.web.answers import error_object
+from interfaces.web.exchange import ExchangeResponse
 from interfaces.web.requests import FieldError, SpeechRequest, parse
-from interfaces.web.streaming import SpokenResponse, speak
 from interfaces.web.uploads import Uploads
 
 WARNING_HEADER = "x-bistream-warning"
-
-
-def failed(error: BistreamError) -> JSONResponse:
-    answer = error_answer(error, getattr(error, "param", None))
-    return JSONResponse(answer.body, answer.status, answer.headers)
 
 
 def routes(service: SpeechService, uploads: Uploads) -> APIRouter:
@@ -40,8 +33,10 @@ def routes(service: SpeechService, uploads: Uploads) -> APIRouter:
         if given.sample_rate is not None:
             target = at("sample_rate", lambda: checked(target.codec, given.sample_rate, None))
         check_text(service, "input", given.input, given.values)
-        as_events = given.stream_format == "sse"
-        return await spoken(service, request, given.voice_name, [given.input], target, given.values, as_events)
+        if given.stream_format == "sse":
+            events = WholeTextEvents(given.voice_name, given.input, target, given.values, service.servers.tokens_per_second, error_object)
+            return spoken(service, request, events, "text/event-stream", given.values)
+        return spoken(service, request, WholeText(given.voice_name, [given.input], target, given.values), target.content_type, given.values)
 
     _add_voices(router, service, uploads)
     return router
@@ -81,25 +76,11 @@ def check_text(service: SpeechService, field: str, text: str, values: Values) ->
         at(field, lambda name=name, value=value: check_values({name: value}, service.servers.max_text_chars))
 
 
-async def spoken(
-    service: SpeechService,
-    request: Request,
-    voice: str,
-    items: Sequence[Item],
-    target: OutputFormat,
-    values: Values,
-    as_events: bool = False,
-    gain: float = 1.0,
-) -> Response:
-    """A text that was checked, as the bytes of its audio or as OpenAI's events."""
-    try:
-        made, first = await speak(service, caller_of(request), voice, items, target, values, gain, request.receive)
-    except UnknownSpeakerError as error:
-        answer = error_answer(error, "voice")
-        return JSONResponse(answer.body, answer.status, answer.headers)
-    response = SpokenResponse(made, first, target.content_type, as_events, service.limits.send_timeout_s)
-    if made.warnings:
-        response.headers[WARNING_HEADER] = " ".join(made.warnings)
+def spoken(service: SpeechService, request: Request, protocol: WholeText, media_type: str, values: Values) -> Response:
+    """A text that was checked."""
+    response = ExchangeResponse(service, caller_of(request), protocol, media_type)
+    if "instruct_text" in values and not service.servers.can_be_instructed:
+        response.headers[WARNING_HEADER] = NOT_INSTRUCTED
     return response
 
 

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 
 from bistream.errors import UnknownSpeakerError
 from interfaces.core.service import SpeechService
-from interfaces.web.answers import error_answer
+from interfaces.web.answers import error_object
 
 MODELS = ("cosyvoice2", "tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 ELEVENLABS_MODELS = ("eleven_multilingual_v2", "eleven_flash_v2_5", "eleven_flash_v2", "eleven_turbo_v2_5", "eleven_v3", "cosyvoice2")
@@ -42,9 +42,9 @@ def routes(service: SpeechService) -> APIRouter:
     async def model(name: str) -> Response:
         if name in MODELS:
             return JSONResponse(_model(name))
-        answer = error_answer(UnknownSpeakerError(f"There is no model {name[:64]!r}; list the models with GET /v1/models."), "model")
-        answer.body["error"]["code"] = "model_not_found"
-        return JSONResponse(answer.body, answer.status, answer.headers)
+        error = UnknownSpeakerError(f"There is no model {name[:64]!r}; list the models with GET /v1/models.")
+        body = {"error": {**error_object(error, "model"), "code": "model_not_found"}}
+        return JSONResponse(body, 404, {"x-should-retry": "false"})
 
     @router.get("/v1/audio/models")
     async def audio_models() -> dict[str, Any]:

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import json
 from collections.abc import Callable
+from dataclasses import replace
 
 from fastapi import APIRouter, WebSocket
-from starlette.responses import JSONResponse
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from bistream.contract.checks import SSML
 from bistream.contract.lexicon import check_lexicon
-from bistream.errors import BistreamError, BusyError
+from bistream.errors import BistreamError, BusyError, UnauthenticatedError
 from interfaces.audio.formats import deepgram_format, elevenlabs_format
 from interfaces.core.caller import Caller
 from interfaces.core.service import SpeechService
 from interfaces.core.values import Values
-from interfaces.protocols.actions import SocketProtocol
+from interfaces.protocols.actions import POLICY_VIOLATION, SocketProtocol
 from interfaces.protocols.cartesia import Cartesia
 from interfaces.protocols.dashscope import DashScope
 from interfaces.protocols.deepgram import Deepgram, DeepgramOptions, deepgram_speed
 from interfaces.protocols.deepgram_v1 import DeepgramV1
-from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions
+from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions, key_headers, refusal
 from interfaces.settings import InterfaceLimits
 from interfaces.web.access import Access
-from interfaces.web.answers import error_answer
-from interfaces.web.conversation import GOODBYE, Conversation, Socket
-from interfaces.web.first_message import identified, turn_away
+from interfaces.web.answers import error_response
+from interfaces.web.conversation import GOODBYE, Conversation
 from interfaces.web.guard import refuse
 
-logger = logging.getLogger("interfaces")
+KEY_TIMEOUT_S = 10.0  # for a first message with a key
 
 
 class FastApiSocket:
@@ -38,8 +37,16 @@ class FastApiSocket:
 
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
+        self._next: str | bytes | None = None
+
+    def put_back(self, message: str | bytes) -> None:
+        """``receive`` gives it again."""
+        self._next = message
 
     async def receive(self) -> str | bytes | None:
+        found, self._next = self._next, None
+        if found is not None:
+            return found
         message = await self._websocket.receive()
         if message["type"] == "websocket.disconnect":
             return None
@@ -79,42 +86,62 @@ class _Runner:
             self._access.enter(caller)
         except BistreamError as error:
             self._service.tell(error, caller)
-            answer = error_answer(error)
-            response = JSONResponse(answer.body, answer.status, answer.headers)
-            await refuse(websocket.scope, websocket.receive, websocket.send, response)
+            await refuse(websocket.scope, websocket.receive, websocket.send, error_response(error))
             return
         entered = [caller]
         try:
             await websocket.accept(state.subprotocol)
-            accepted = FastApiSocket(websocket)
-            socket = accepted if known is not None else await self._identify(accepted, entered)
-            if socket is not None:
+            socket = FastApiSocket(websocket)
+            if known is not None or await self._identify(socket, entered):
                 await Conversation(socket, protocol, self._service, entered[0]).run()
         finally:
             self._access.leave(entered[0])
 
-    async def _identify(self, socket: Socket, entered: list[Caller]) -> Socket | None:
-        """As ``identified``; a drain does not wait for a first message. entered: for whom the socket is counted."""
+    async def _identify(self, socket: FastApiSocket, entered: list[Caller]) -> bool:
+        """Whether the first message says who it is; a drain does not wait for it. entered: for whom the socket is counted."""
         asking = asyncio.ensure_future(identified(socket, self._access, entered[0]))
         draining = asyncio.ensure_future(self._service.drains.wait())
         try:
             await asyncio.wait([asking, draining], return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
                 await socket.close(GOODBYE.code, GOODBYE.reason)
-                return None
-            if (found := asking.result()) is None:
-                return None
-            self._access.enter(found[1])
-            self._access.leave(entered[0])
-            entered[0] = found[1]
-            return found[0]
+            elif (caller := asking.result()) is not None:
+                self._access.enter(caller)
+                self._access.leave(entered[0])
+                entered[0] = caller
+                return True
         except BusyError as error:  # the key has its sockets
             self._service.tell(error, entered[0])
-            await turn_away(socket, error)
-            return None
+            await _turn_away(socket, error)
         finally:
             asking.cancel()
             draining.cancel()
+        return False
+
+
+async def identified(socket: FastApiSocket, access: Access, stranger: Caller) -> Caller | None:
+    """Of a socket whose API key comes with its first message (ElevenLabs), since browsers cannot set headers: who the stranger is. That
+    message is put back. None: the socket was refused, or is gone."""
+    try:
+        async with asyncio.timeout(KEY_TIMEOUT_S):
+            first = await socket.receive()
+    except TimeoutError:
+        first = ""
+    if first is None:
+        return None
+    try:
+        caller = replace(access.identify(key_headers(first), stranger.address).caller, trace=stranger.trace)
+    except UnauthenticatedError as error:
+        await _turn_away(socket, error)
+        return None
+    socket.put_back(first)
+    return caller
+
+
+async def _turn_away(socket: FastApiSocket, error: BistreamError) -> None:
+    """In the form of the protocol, whose socket was accepted before it was known whose it is."""
+    await socket.send(json.dumps(refusal(error)))
+    await socket.close(POLICY_VIOLATION, error.code.lower())
 
 
 def routes(service: SpeechService, access: Access) -> APIRouter:

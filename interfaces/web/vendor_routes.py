@@ -20,6 +20,7 @@ from interfaces.protocols.deepgram_controls import DeepgramControls
 from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions, dictionaries_in
 from interfaces.protocols.messages import reading_in
 from interfaces.protocols.text_controls import LenientBreakTags
+from interfaces.protocols.whole_text import WholeText
 from interfaces.web.exchange import ExchangeResponse
 from interfaces.web.http_routes import at, caller_of, check_text, spoken
 from interfaces.web.requests import CartesiaRequest, DeepgramRequest, ElevenLabsRequest, parse
@@ -39,7 +40,7 @@ def _add_elevenlabs(router: APIRouter, service: SpeechService) -> None:
     async def text_to_speech(request: Request, voice_id: str) -> Response:
         text, target, values = await asked(request)
         items = LenientBreakTags(values).push(text, is_whole=True)
-        return await spoken(service, request, voice_id, items, target, values)
+        return spoken(service, request, WholeText(voice_id, items, target, values), target.content_type, values)
 
     @router.post("/v1/text-to-speech/{voice_id}/stream/with-timestamps")
     async def stream_with_timestamps(request: Request, voice_id: str) -> Response:
@@ -55,7 +56,7 @@ def _add_elevenlabs(router: APIRouter, service: SpeechService) -> None:
         text, target, values = await asked(request)
         options = ElevenLabsOptions(voice_id, target, is_multi=False, has_cumulative_alignment=True, values=values)
         messages = [{"text": text}, {"text": ""}]
-        return ExchangeResponse(service, caller_of(request), ElevenLabs(options), messages, frame, "application/json")
+        return ExchangeResponse(service, caller_of(request), ElevenLabs(options), "application/json", messages, frame)
 
     async def asked(request: Request) -> tuple[str, OutputFormat, Values]:
         given = parse(ElevenLabsRequest, await request.body())
@@ -119,7 +120,7 @@ def _add_deepgram(router: APIRouter, service: SpeechService) -> None:
         controls = DeepgramControls(values, is_http=True)
         items = at("text", lambda: controls.push(given.text, is_whole=True))
         values |= at("text", controls.lexicon)
-        return await spoken(service, request, query.get("model", ""), items, target, values)
+        return spoken(service, request, WholeText(query.get("model", ""), items, target, values), target.content_type, values)
 
 
 def _add_cartesia(router: APIRouter, service: SpeechService) -> None:
@@ -138,7 +139,7 @@ def _add_cartesia(router: APIRouter, service: SpeechService) -> None:
         given = parse(CartesiaRequest, await request.body())
         message, items, values, gain = checked(given)
         target = at("output_format", lambda: cartesia_format(given.output_format))
-        return await spoken(service, request, cartesia_voice(message), items, target, values, gain=gain)
+        return spoken(service, request, WholeText(cartesia_voice(message), items, target, values, gain), target.content_type, values)
 
     @router.post("/tts/sse")
     async def as_events(request: Request) -> Response:
@@ -147,7 +148,7 @@ def _add_cartesia(router: APIRouter, service: SpeechService) -> None:
         at("output_format", lambda: cartesia_format(given.output_format, is_raw=True))
         cartesia = Cartesia(1, service.lexicons, service.limits.max_text_chars)
         message["context_id"] = given.context_id or caller_of(request).trace.request_id
-        return ExchangeResponse(service, caller_of(request), cartesia, [message], _event, "text/event-stream")
+        return ExchangeResponse(service, caller_of(request), cartesia, "text/event-stream", [message], _event)
 
 
 def _event(message: dict[str, Any]) -> bytes:

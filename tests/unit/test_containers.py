@@ -12,7 +12,7 @@ import yaml
 from bistream.keeper.server_process import ServerSettings
 from interfaces.options import parse_arguments
 from interfaces.settings import Settings
-from scripts.render_envoy import rendered
+from scripts.run_envoy import command
 from scripts.serve import make_parser
 from scripts.serve_from_environment import read_plan
 
@@ -100,8 +100,16 @@ def test_the_split_puts_the_language_model_on_a_gpu_of_its_own() -> None:
     assert plan.settings["device"] == "cuda:1" and plan.settings["llm_bistream.device"] == "cuda:0"
 
 
-def test_envoys_configurations_are_made_from_the_template() -> None:
-    assert all(path.read_text(encoding="utf-8") == text for path, text in rendered().items()), "run: python scripts/render_envoy.py"
+def test_envoy_stands_before_the_name_and_the_ports_of_the_servers() -> None:
+    service, options = compose()["services"]["envoy"], make_parser().parse_args([])
+    assert service["entrypoint"][2:-1] == ["python", "scripts/run_envoy.py"] and service["image"] == servers()["server"]["image"]
+    assert service["ports"] == [f"{port}:{port}" for port in (options.http_port, options.grpc_port)]
+    found = yaml.safe_load(command(service["entrypoint"][-1])[2])["static_resources"]
+    listeners = {one["name"]: one["address"]["socket_address"] for one in found["listeners"]}
+    (endpoints,) = {str(one["load_assignment"]["endpoints"]) for one in found["clusters"] if one["name"] == "grpc"}
+    assert listeners == {"grpc": {"address": "0.0.0.0", "port_value": 8001}, "http": {"address": "0.0.0.0", "port_value": 8000}}
+    assert all(one["networks"]["default"]["aliases"] == ["bistream"] for one in servers().values()) and "'bistream'" in endpoints
+    assert f"'health_check_config': {{'port_value': {image_environment()['BISTREAM__SERVE__HEALTH_PORT']}}}" in endpoints
 
 
 def test_prometheus_and_grafana_find_what_they_show() -> None:
@@ -119,8 +127,6 @@ def test_prometheus_and_grafana_find_what_they_show() -> None:
 
 
 def test_images_are_pinned() -> None:
-    images = [one["image"] for name, one in compose()["services"].items() if not name.startswith(("server", "interfaces"))]
+    images = [one["image"] for name, one in compose()["services"].items() if not name.startswith(("server", "interfaces", "envoy"))]
     (base,) = re.findall(r"^ARG TRITON_IMAGE=(.*)$", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(images) == 3 and all(PINNED.fullmatch(image) for image in [*images, base])
-    version = (ROOT / "requirements/envoy.txt").read_text(encoding="utf-8").rpartition("==")[2].strip()
-    assert f"envoyproxy/envoy:v{version}" in images
+    assert len(images) == 2 and all(PINNED.fullmatch(image) for image in [*images, base])

@@ -12,9 +12,10 @@ import pytest
 from bistream.checkpoints.model_card import MODEL_CARD_FILE
 from bistream.contract.fields import CONTRACTS
 from bistream.conversion.records import MADE_OF, file_sha256
+from bistream.errors import ConfigError
 from bistream.sizing import Gpu
 from scripts import make_model_repo
-from scripts.make_model_repo import RepositoryError, main, make, model_names, model_values
+from scripts.make_model_repo import main, make, model_names, model_values
 
 
 def files(folder: Path) -> set[str]:
@@ -233,6 +234,6 @@ def test_a_failure_in_the_middle_leaves_the_old_repository(tmp_path: Path, monke
     make(out, values)
     before = files(out)
     monkeypatch.setattr(make_model_repo, "ROOT", tmp_path / "nothing")
-    with pytest.raises(RepositoryError, match="token2wav"):
+    with pytest.raises(ConfigError, match="token2wav"):
         make(out, values)
     assert files(out) == before

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bistream.errors import ConfigError
 from scripts.serve import make_parser
-from scripts.serve_from_environment import Plan, VariableError, main, read_plan, serve_variables, template_variables
+from scripts.serve_from_environment import Plan, main, read_plan, serve_variables, template_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = {"MODEL_DIR": str(ROOT)}
@@ -54,7 +55,7 @@ def test_what_comes_out_is_what_serve_understands(name: str, number: int) -> Non
     ],
 )
 def test_an_unknown_name_is_an_error_that_lists_the_nearest(name: str, nearest: str) -> None:
-    with pytest.raises(VariableError) as error:
+    with pytest.raises(ConfigError) as error:
         read_plan({**HERE, name: "1"})
     sentence = str(error.value)
     assert sentence.startswith(f"{name} is not a setting; did you mean ") and nearest in sentence and sentence.count("\n") == 0
@@ -62,7 +63,7 @@ def test_an_unknown_name_is_an_error_that_lists_the_nearest(name: str, nearest: 
 
 @given(st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789", min_size=1, max_size=30).filter(lambda name: f"BISTREAM__{name}" not in ALL))
 def test_no_unknown_name_is_ignored(name: str) -> None:
-    with pytest.raises(VariableError, match=f"^BISTREAM__{name} is not a setting; "):
+    with pytest.raises(ConfigError, match=f"^BISTREAM__{name} is not a setting; "):
         plan(**{name: "1"})
 
 
@@ -77,7 +78,7 @@ def test_no_unknown_name_is_ignored(name: str) -> None:
     ],
 )
 def test_a_wrong_value_is_one_sentence(variables: dict[str, str], sentence: str) -> None:
-    with pytest.raises(VariableError) as error:
+    with pytest.raises(ConfigError) as error:
         plan(**variables)
     assert str(error.value) == sentence
 

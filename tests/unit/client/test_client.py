@@ -11,10 +11,9 @@ import tritonclient.grpc as triton
 
 from bistream.client.client import BistreamClient
 from bistream.client.exchange import Heard
-from bistream.client.server_errors import NotServedError
 from bistream.client.translation import infer_input
 from bistream.contract.fields import COSYVOICE2_BISTREAM
-from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError
+from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError, NotServedError
 from tests.unit.client.fake_server import Received, Serve, Speaker, Speakers, Stream
 
 WAIT_S = 120.0

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.client.pause_timer import PauseTimer
+from bistream.client.segmented_text import PauseTimer
 from bistream.client.segments import Segment, Segments, room_in
 from tests.clock import run_at_once
 
 PIECES = st.lists(st.sampled_from(["Hi", " there.", "...", " ", "好", "FLUSH", "PAUSE", "SPOKEN"]), max_size=30)
 
 
-def divided(steps: list[str]) -> list[Segment[Any]]:
+def divided(steps: list[str]) -> list[Segment]:
     """The segments in the order in which they are over."""
-    segments: Segments[Any] = Segments()
+    segments = Segments()
     over = []
     for step in [*steps, "PAUSE"]:
         if step == "SPOKEN":
@@ -58,7 +57,7 @@ def test_every_flush_is_told_once_behind_its_text(steps: list[str]) -> None:
 
 def sessions(pieces: list[str], limit: int) -> list[str]:
     """The texts of sessions that take so many characters at most."""
-    segments: Segments[Any] = Segments()
+    segments = Segments()
     for left in pieces:
         while left:
             room = room_in("" if segments.open is None else segments.open.text, left, limit)
@@ -86,7 +85,7 @@ def test_a_session_ends_at_the_end_of_a_sentence(size: int) -> None:
 
 
 def test_a_segment_is_spoken_from_its_first_word_on() -> None:
-    segments: Segments[Any] = Segments()
+    segments = Segments()
     segments.add("... ")
     assert segments.next() is None
     segments.add("Hi")
@@ -96,7 +95,7 @@ def test_a_segment_is_spoken_from_its_first_word_on() -> None:
 
 
 def test_nothing_to_speak_is_silence_where_it_ends() -> None:
-    segments: Segments[Any] = Segments()
+    segments = Segments()
     segments.add("...")
     assert segments.next() is None
     segments.end()

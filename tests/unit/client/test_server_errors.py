@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
-from bistream.client.server_errors import UnauthenticatedError, server_error
+from bistream.client.server_errors import server_error
 from bistream.client.translation import stream_error
 from bistream.contract.refusals import format_error
-from bistream.errors import ERRORS_BY_CODE, BistreamError, EngineError, ShuttingDownError
+from bistream.errors import ERRORS_BY_CODE, BistreamError, EngineError, ShuttingDownError, UnauthenticatedError
 
 # As this build of Triton words them.
 TRITON = [
@@ -72,7 +72,7 @@ ENDS = [
     ("no healthy upstream", "No server behind proxy:8001 takes sessions at the moment; try again in a few seconds."),
     (
         "upstream request timeout",
-        "The proxy at proxy:8001 has ended the session after its own time limit; switch off its route time-out (deploy/envoy).",
+        "The proxy at proxy:8001 has ended the session after its own time limit; switch off its route time-out (docs/deployment.md).",
     ),
     (
         "errors resolving proxy:8001: [field:hostname lookup error:address lookup failed for proxy:8001: Domain name not found]",

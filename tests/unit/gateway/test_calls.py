@@ -72,6 +72,17 @@ async def end_of(call: Any) -> tuple[grpc.StatusCode, str]:
     return await call.code(), await call.details() or ""
 
 
+def test_bytes_that_are_no_message_are_wrong_input(rig: GateRig) -> None:
+    async def test(channel: Any) -> None:
+        for method in ("ModelInfer", "ModelReady"):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await channel.unary_unary(f"{SERVICE}/{method}")(b"\xff\xff", timeout=TIMEOUT_S)
+            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert (refused.value.details() or "").startswith("INVALID_INPUT: ")
+
+    beside(rig, test)
+
+
 def test_a_message_over_the_limit_ends_its_own_call(rig: GateRig) -> None:
     async def test(channel: Any) -> None:
         infer = channel.unary_unary(f"{SERVICE}/ModelInfer")

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from bistream.contract.lexicon import MAX_ENTRIES
-from bistream.errors import ConfigError
+from bistream.errors import ConfigError, UnauthenticatedError
 from gateway.keys import Keys
-from gateway.refusals import UnauthenticatedError
 
 KEY = "0123456789abcdef"
 OTHER = "fedcba9876543210"

@@ -26,12 +26,12 @@ SETTINGS = st.fixed_dictionaries(
     },
 )
 TOGGLE = st.booleans()
-PORTS = st.integers(1024, 60_000).filter(lambda port: port != 8002)
+PORTS = st.integers(1024, 60_000).filter(lambda port: port not in (8002, 9901))
 
 
 @st.composite
 def values(draw: st.DrawFn) -> dict[str, Any]:
-    grpc, http, health, admin, proxy = draw(st.lists(PORTS, min_size=5, max_size=5, unique=True))
+    grpc, http, health, proxy = draw(st.lists(PORTS, min_size=4, max_size=4, unique=True))
     keys = draw(st.sampled_from([{}, {"keys": [KEY, f"{KEY}2 anna"]}, {"existingSecret": "my-keys"}]))
     tls = draw(st.sampled_from([{}, {"existingSecret": "my-tls"}, {"existingSecret": "my-tls", "clientCa": True}]))
     low = draw(st.integers(1, 40))
@@ -72,7 +72,7 @@ def values(draw: st.DrawFn) -> dict[str, Any]:
         "tls": tls,
         "ports": {"grpc": grpc, "http": http, "health": health},
         "service": {"type": draw(st.sampled_from(["ClusterIP", "NodePort", "LoadBalancer"])), "loadBalancerSourceRanges": ["10.0.0.0/8"]},
-        "envoy": {"enabled": has_envoy, "replicaCount": draw(st.integers(0, 5)), "adminPort": admin, "healthPort": proxy},
+        "envoy": {"enabled": has_envoy, "replicaCount": draw(st.integers(0, 5)), "healthPort": proxy},
         "interfaces": {
             "enabled": draw(TOGGLE),
             "keySecret": "my-key",

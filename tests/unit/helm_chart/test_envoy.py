@@ -45,8 +45,8 @@ def config_for(found: Release, health_port: int, door_port: int, ports: dict[str
     text: str = found.all("ConfigMap")[0]["data"]["envoy.yaml"]
     text = text.replace("demo-bistream-headless.speech.svc.cluster.local.", "localhost")
     head, _, clusters = text.partition("\n  clusters:")
-    clusters = clusters.replace("port_value: 8003", f"port_value: {health_port}")
-    clusters = clusters.replace("port_value: 8000", f"port_value: {door_port}")
+    clusters = clusters.replace('"port_value":8003', f'"port_value":{health_port}')
+    clusters = clusters.replace('"port_value":8000', f'"port_value":{door_port}')
     for name, port in {"grpc": 8001, "http": 8000, "admin": 9901, "health": 9902}.items():
         head = head.replace(f"port_value: {port}", f"port_value: {ports[name]}")
     clusters = clusters.replace("port_value: 9901", f"port_value: {ports['admin']}")
@@ -89,7 +89,7 @@ def running(config: Path) -> Iterator[None]:
 
 def test_envoy_takes_the_configuration_with_tls(tmp_path: Path) -> None:
     config = tmp_path / "envoy.yaml"
-    values = {"tls": {"existingSecret": "tls", "clientCa": True}, "envoy": {"healthCheckSeconds": 1}}
+    values = {"tls": {"existingSecret": "tls", "clientCa": True}}
     text: str = release(values).all("ConfigMap")[0]["data"]["envoy.yaml"]
     for name in ("tls.crt", "tls.key", "ca.crt"):
         text = text.replace(f"/secrets/tls/{name}", str(tmp_path / name))

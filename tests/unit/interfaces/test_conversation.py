@@ -76,8 +76,8 @@ class ScriptedService(SpeechService):
     def __init__(self, limits: InterfaceLimits) -> None:
         super().__init__(Servers(()), VoiceStore((ANNA,)), limits)
 
-    def open(self, voice: str, caller: Caller, values: Any = None, speak_after_s: float | None = None) -> Speech:
-        speech = super().open(voice, caller, values, speak_after_s)
+    def open(self, voice: str, caller: Caller, values: Any = None) -> Speech:
+        speech = super().open(voice, caller, values)
         speech.__class__ = ScriptedSpeech
         return speech
 

@@ -89,12 +89,12 @@ def check(front: Running, written: pytest.LogCaptureFixture, ending: Ending, rea
     with urllib.request.urlopen(f"{front.http}/metrics", timeout=WAIT_S) as answer:
         page = dict(re.findall(r"^bistream_interfaces_(\S+) (\S+)$", answer.read().decode(), re.MULTILINE))
     assert {name: value for name, value in page.items() if name.startswith("endings_total")} == {
-        f'endings_total{{ending="{one}"}}': str(int(one is ending)) for one in Ending
+        f'endings_total{{ending="{one}"}}': str(float(one is ending)) for one in Ending
     }
     is_refused, is_left = ending is Ending.REFUSED, ending in (Ending.CANCELLED, Ending.LEFT)
     is_failed = not (is_refused or is_left or ending is Ending.DONE)
     assert (page["refused_total"], page["cancelled_total"], page["failed_total"]) == tuple(
-        str(int(flag)) for flag in (is_refused, is_left, is_failed)
+        str(float(flag)) for flag in (is_refused, is_left, is_failed)
     )
 
 

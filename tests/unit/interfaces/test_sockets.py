@@ -18,7 +18,7 @@ from interfaces.core.caller import Caller
 from interfaces.core.voices import VoiceStore
 from interfaces.settings import InterfaceLimits
 from interfaces.web.access import Access
-from interfaces.web.first_message import identified
+from interfaces.web.socket_routes import FastApiSocket, identified
 from tests.clock import run_at_once
 from tests.unit.client.fake_server import FakeServer
 from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, Running, running
@@ -201,9 +201,12 @@ def test_a_voice_of_a_key_in_the_first_message_is_that_keys(server: FakeServer) 
 
 
 def test_a_client_that_never_says_who_it_is_is_sent_away() -> None:
-    class Silent:
+    class Silent(FastApiSocket):
         sent: list[str] = []
         code = 0
+
+        def __init__(self) -> None:
+            pass
 
         async def receive(self) -> str:
             await asyncio.Event().wait()
@@ -217,7 +220,7 @@ def test_a_client_that_never_says_who_it_is_is_sent_away() -> None:
 
     silent = Silent()
     access = Access(Keys({KEY: "mine"}), InterfaceLimits())
-    assert run_at_once(identified(silent, access, Caller(None, "127.0.0.1"), timeout_s=10.0)) is None
+    assert run_at_once(identified(silent, access, Caller(None, "127.0.0.1"))) is None
     assert silent.code == 1008 and "No valid API key" in silent.sent[0]
 
 

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import yaml
 
 from bistream.client.client import BistreamClient, ClientSession
 from bistream.errors import EngineError
@@ -35,14 +34,6 @@ def validate(text: str, folder: Path) -> None:
     config.write_text(text, encoding="utf-8")
     done = subprocess.run([str(find_envoy(None)), "--mode", "validate", "-c", str(config)], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "Deprecated" not in done.stderr, done.stderr
-
-
-def test_addresses_are_used_as_they_are_and_names_are_asked_for_again_and_again() -> None:
-    def kinds(host: str) -> set[str]:
-        clusters = yaml.safe_load(envoy_config(SETTINGS, [ServerAddress(host, 1, 2, 3)]))["static_resources"]["clusters"]
-        return {cluster["type"] if "type" in cluster else cluster["cluster_type"]["name"] for cluster in clusters}
-
-    assert kinds("10.0.0.7") == {"STATIC"} and kinds("bistream.example.com") == {"envoy.cluster.dns"}
 
 
 @pytest.mark.parametrize("hosts", [["10.0.0.7", "::1"], ["bistream"]])

@@ -48,6 +48,26 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- end }}
 {{- end }}
 
+{{/* What the pods of every component have: dict "root" $ "values" (with its own) "securityContext" (of the pod) */}}
+{{- define "bistream.pod" -}}
+serviceAccountName: {{ include "bistream.serviceAccountName" .root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext: {{- toYaml .securityContext | nindent 2 }}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{- define "bistream.keysSecret" -}}
 {{- if .Values.apiKeys.existingSecret }}{{ .Values.apiKeys.existingSecret }}
 {{- else if .Values.apiKeys.keys }}{{ include "bistream.fullname" . }}-keys
@@ -102,9 +122,9 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- fail "ports: grpc, http and health must differ, and 8002 is Triton's (metrics on loopback)." }}
 {{- end }}
 {{- if .Values.envoy.enabled }}
-{{- $ports := list (int .Values.ports.grpc) (int .Values.ports.http) (int .Values.envoy.adminPort) (int .Values.envoy.healthPort) }}
+{{- $ports := list (int .Values.ports.grpc) (int .Values.ports.http) (int .Values.envoy.healthPort) 9901 }}
 {{- if ne (len ($ports | uniq)) 4 }}
-{{- fail "envoy: adminPort, healthPort, ports.grpc and ports.http must differ." }}
+{{- fail "envoy: healthPort, ports.grpc and ports.http must differ, and 9901 is Envoy's own (administration on loopback)." }}
 {{- end }}
 {{- end }}
 {{- end }}
