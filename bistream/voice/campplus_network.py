@@ -20,8 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bistream.checkpoints.reader import check_state_dict
-from bistream.errors import CheckpointError
 from bistream.voice.features import KALDI_MEL_BINS
 
 SEGMENT = 100  # positions whose mean the gate hears: 2 s of 10 ms frames, two for each position
@@ -128,14 +126,8 @@ class CampplusNetwork:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Tensor], dilations: Mapping[int, int]) -> CampplusNetwork:
-        """Sizes are read from the tensors, ``dilations`` as in ``CampplusConfig.of``. Raises ``CheckpointError`` for a key that does not
-        fit."""
-        try:
-            config = CampplusConfig.of(state, dilations)
-        except KeyError as error:
-            raise CheckpointError(f"The speaker encoder's weights lack {error.args[0]}; use the released ONNX file.") from None
-        check_state_dict("the speaker encoder", state, expected_shapes(config))
-        return cls(config, {key: _as_matrix(key, tensor) for key, tensor in state.items()})
+        """state: complete, as of ``campplus_weights``; its tensors say the sizes. dilations: as in ``CampplusConfig.of``."""
+        return cls(CampplusConfig.of(state, dilations), {key: _as_matrix(key, tensor) for key, tensor in state.items()})
 
     def to(self, device: torch.device) -> CampplusNetwork:
         return CampplusNetwork(self.config, {key: tensor.to(device) for key, tensor in self._weights.items()})

@@ -1,9 +1,12 @@
-"""The layers with weights of an ONNX graph, and which of them feeds which. No name is looked at: exporters make them up."""
+"""The layers with weights of an ONNX graph, and which of them feeds which. No name is looked at: exporters make them up.
+
+So every layer of a known network is named by its place in the graph, and a graph with any other structure is refused. Loads torch.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -11,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import onnx
+import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
+from torch import Tensor
 
 from bistream.errors import CheckpointError
 
@@ -184,7 +189,69 @@ def _reads(node: Any) -> Iterator[str]:
             yield from _reads(inner)
 
 
-def as_float32(array: NDArray[Any]) -> NDArray[np.float32]:
+class MisfitError(Exception):
+    """What is different in the graph."""
+
+
+class Places:
+    """Finds layers by type and by what feeds them, and remembers their names."""
+
+    def __init__(self, layers: tuple[Layer, ...]) -> None:
+        self.layers = layers
+        self.names: dict[int, str] = {}
+
+    def fed_by(self, kind: LayerType, feeds: frozenset[int]) -> list[int]:
+        return [number for number, layer in enumerate(self.layers) if layer.kind is kind and layer.feeds == feeds]
+
+    def take(self, name: str, kind: LayerType, feeds: frozenset[int], kernel: int | None = None) -> int:
+        """The number of the only such layer. kernel: last axis of the weight; None: any. Raises ``MisfitError``."""
+        numbers = [number for number in self.fed_by(kind, feeds) if kernel is None or self.layers[number].weight.shape[-1] == kernel]
+        if len(numbers) != 1:
+            raise MisfitError(f"it has {len(numbers)} {kind.value}s in the place of {name}")
+        self.names[numbers[0]] = name
+        return numbers[0]
+
+
+def read_weights(
+    path: Path,
+    network: str,
+    name_layers: Callable[[Places], int],
+    expected: Callable[[Mapping[str, Tensor]], Mapping[str, tuple[int, ...]]],
+) -> dict[str, Tensor]:
+    """A known network's weights, float32. Raises ``CheckpointError`` for a file that cannot be read or has another structure.
+
+    network: as messages call it; with an underline the parameter that leaves it to onnxruntime. name_layers: names all of them, and returns
+    the number of the last. expected: the shapes of all weights of a network of these sizes. Both raise ``MisfitError``.
+    """
+    found = read_layers(path)
+    places = Places(found.layers)
+    try:
+        last = name_layers(places)
+        if found.output != {last} or len(places.names) != len(found.layers):
+            raise MisfitError(f"only {len(places.names)} of its {len(found.layers)} layers with weights have their place")
+        state: dict[str, Tensor] = {}
+        for number, name in places.names.items():
+            for part in ("weight", "bias"):
+                if (array := getattr(found.layers[number], part)) is not None:
+                    state[f"{name}.{part}"] = torch.from_numpy(_as_float32(array))
+        _check_shapes(state, expected(state))
+    except MisfitError as misfit:
+        raise CheckpointError(
+            f"{path.name} is not built like the released {network} ({misfit}); "
+            f"set {network.replace(' ', '_')} to onnx, which runs any graph."
+        ) from None
+    return state
+
+
+def _check_shapes(state: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
+    for key in sorted(expected.keys() ^ state.keys()):
+        raise MisfitError(f"{key} is {'missing' if key in expected else 'too much'}")
+    for key, shape in expected.items():
+        if tuple(state[key].shape) != shape:
+            raise MisfitError(f"{key} has shape {list(state[key].shape)}, not {list(shape)}")
+
+
+def _as_float32(array: NDArray[Any]) -> NDArray[np.float32]:
     """A copy: the file's arrays are read-only, and may be float16. Their order is the file's, whose matrices are transposed here; who has
     a GPU rearranges half a gigabyte there."""
     return np.array(array, dtype=np.float32, order="K")

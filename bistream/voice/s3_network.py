@@ -14,9 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bistream.checkpoints.reader import check_state_dict
-from bistream.errors import CheckpointError
-
 HEAD_SIZE = 64  # fixed by the model's rotary table
 ROTARY_BASE = 10_000.0
 FSMN_KERNEL = 31
@@ -169,12 +166,8 @@ class S3Network(nn.Module):
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Tensor], attention_norm_eps: float = S3Config.attention_norm_eps) -> S3Network:
-        """Sizes are read from the tensors; attention_norm_eps is the family's. Raises ``CheckpointError`` for a key that does not fit."""
-        for key, dimensions in (("encoder.conv1.weight", 3), ("quantizer._codebook.project_down.weight", 2)):
-            if key not in state or state[key].dim() != dimensions:
-                raise CheckpointError(f"The speech tokenizer's weights lack {key}; use the released ONNX file.")
+        """state: complete, as of ``s3_weights``; its tensors say the sizes. attention_norm_eps is the family's."""
         config = replace(S3Config.of(state), attention_norm_eps=attention_norm_eps)
-        check_state_dict("the speech tokenizer", state, expected_shapes(config))
         with torch.device("meta"):
             network = cls(config)
         network.load_state_dict(state, assign=True)
