@@ -7,9 +7,7 @@ onnxruntime otherwise.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -18,18 +16,15 @@ from numpy.typing import NDArray
 from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, InvalidInputError
-from bistream.processes.start_phases import phase
 from bistream.types import FloatArray, SpeakerFeatures
 from bistream.voice.build import prompt_mel
 from bistream.voice.features import KALDI_MEL_BINS, MEL_HIGH_HZ, fbank_16k
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
 from bistream.voice.onnx_session import OnnxModel
-from bistream.voice.programs import check_once, in_torch
+from bistream.voice.programs import open_network
 
 if TYPE_CHECKING:
     import torch
-
-logger = logging.getLogger(__name__)
 
 NUM_INPUTS = 1
 # Between two programs, over the frames below: rounding leaves 1 - 1e-12. What lies between is a network that is not quite the file's.
@@ -111,29 +106,16 @@ class SpeakerEncoder:
 
 
 def _open_network(config: RuntimeConfig, before_cpu: Callable[[], None]) -> SpeakerNetwork:
-    def load(device: torch.device) -> SpeakerNetwork:
+    def in_torch(device: torch.device) -> SpeakerNetwork:
         from bistream.voice import torch_speakers  # noqa: PLC0415  (loads torch)
 
-        with phase("speaker encoder: weights read"):
-            network: SpeakerNetwork = torch_speakers.load(config, device)
+        return torch_speakers.load(config, device)
 
-        def check() -> None:
-            logger.info("comparing the speaker encoder in PyTorch with onnxruntime, on the CPU")
-            check_same_vectors(network, _on_cpu(config))
+    def in_onnxruntime() -> SpeakerNetwork:
+        return OnnxSpeakers(OnnxModel(config.model_dir, SPEAKER_ENCODER_FILE, NUM_INPUTS, config.num_threads))
 
-        with phase("speaker encoder: does it compute what the file says"):
-            check_once("speaker-encoder", Path(config.model_dir) / SPEAKER_ENCODER_FILE, config.speaker_encoder, device, check)
-        return network
-
-    network = in_torch("speaker_encoder", config.speaker_encoder, config.device, SPEAKER_ENCODER_FILE, load, before_cpu)
-    if network is not None:
-        return network
-    before_cpu()
-    return _on_cpu(config)
-
-
-def _on_cpu(config: RuntimeConfig) -> OnnxSpeakers:
-    return OnnxSpeakers(OnnxModel(config.model_dir, SPEAKER_ENCODER_FILE, NUM_INPUTS, config.num_threads))
+    programs = in_torch, in_onnxruntime, check_same_vectors
+    return open_network("speaker encoder", config.speaker_encoder, config, SPEAKER_ENCODER_FILE, *programs, before_cpu)
 
 
 def check_same_vectors(network: SpeakerNetwork, original: SpeakerNetwork) -> None:

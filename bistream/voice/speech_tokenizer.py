@@ -7,9 +7,7 @@ is: on the host (1.5 ms for 5 s), or on the GPU.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -18,16 +16,13 @@ from numpy.typing import NDArray
 from bistream.checkpoints.files import family_of
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError
-from bistream.processes.start_phases import phase
 from bistream.types import FloatArray, IntArray
 from bistream.voice.features import WHISPER_MEL_BINS, log_mel_16k
 from bistream.voice.onnx_session import OnnxModel
-from bistream.voice.programs import check_once, in_torch
+from bistream.voice.programs import open_network
 
 if TYPE_CHECKING:
     import torch
-
-logger = logging.getLogger(__name__)
 
 FRAMES_PER_TOKEN = 4  # Whisper's, of 10 ms: the network halves them twice
 NUM_INPUTS = 2  # mels and their lengths
@@ -84,29 +79,18 @@ class SpeechTokenizer:
 def _open_network(config: RuntimeConfig, before_cpu: Callable[[], None]) -> TokenNetwork:
     file_name = family_of(config.model_dir).speech_tokenizer_file
 
-    def load(device: torch.device) -> TokenNetwork:
+    def in_torch(device: torch.device) -> TokenNetwork:
         from bistream.voice import torch_tokenizers  # noqa: PLC0415  (loads torch)
 
-        with phase("speech tokenizer: weights read"):
-            network: TokenNetwork = torch_tokenizers.load(config, device)
+        return torch_tokenizers.load(config, device)
 
-        def check() -> None:
-            logger.info("comparing the speech tokenizer in PyTorch with onnxruntime, on the CPU")
-            check_same_codes(file_name, network, _on_cpu(config, file_name))
+    def in_onnxruntime() -> TokenNetwork:
+        return OnnxNetwork(OnnxModel(config.model_dir, file_name, NUM_INPUTS, config.num_threads))
 
-        with phase("speech tokenizer: does it compute what the file says"):
-            check_once("speech-tokenizer", Path(config.model_dir) / file_name, config.speech_tokenizer, device, check)
-        return network
+    def compare(network: TokenNetwork, original: TokenNetwork) -> None:
+        check_same_codes(file_name, network, original)
 
-    network = in_torch("speech_tokenizer", config.speech_tokenizer, config.device, file_name, load, before_cpu)
-    if network is not None:
-        return network
-    before_cpu()
-    return _on_cpu(config, file_name)
-
-
-def _on_cpu(config: RuntimeConfig, file_name: str) -> OnnxNetwork:
-    return OnnxNetwork(OnnxModel(config.model_dir, file_name, NUM_INPUTS, config.num_threads))
+    return open_network("speech tokenizer", config.speech_tokenizer, config, file_name, in_torch, in_onnxruntime, compare, before_cpu)
 
 
 def check_same_codes(name: str, network: TokenNetwork, original: TokenNetwork) -> None:
