@@ -46,7 +46,7 @@ class Interleaver(LayoutState):
         self._in_final_phase = False
 
     def next_turn(self) -> Turn | None:
-        if self.done or self._turn is not None:
+        if self.finish_reason is not None or self._turn is not None:
             return None
         self._append_prompt_blocks()
         if not self._prompt_speech:
@@ -60,7 +60,7 @@ class Interleaver(LayoutState):
 
     def turn_ended(self, ids: Sequence[int], result: TurnResult) -> None:
         turn = self._end_turn(ids, result)
-        if self.done:
+        if self.finish_reason is not None:
             return
         if self._in_final_phase:
             self._end_final_phase(result)
@@ -130,11 +130,11 @@ class UnistreamLayout(LayoutState):
         self._num_silent += sum(token_id in self._silent_ids for token_id in ids)
 
     def next_turn(self) -> Turn | None:
-        if self.done or self._turn is not None or not self._text_ended:
+        if self.finish_reason is not None or self._turn is not None or not self._text_ended:
             return None
         limits = TurnLimits(
             max_new_ids=self._most_speech,
-            min_new_ids=self.space.blocks.min_speech_per_text * (self._num_text - self._num_silent),
+            min_new_ids=self.space.blocks.min_speech_per_text * (self.num_text_pushed - self._num_silent),
             forbidden=self.space.specials_but(self.space.eos),
             forbidden_early=frozenset({self.space.eos}),
         )
@@ -143,5 +143,5 @@ class UnistreamLayout(LayoutState):
 
     def turn_ended(self, ids: Sequence[int], result: TurnResult) -> None:
         self._end_turn(ids, result)
-        if not self.done:
+        if self.finish_reason is None:
             self.finish_reason = FinishReason.EOS if result.end is TurnEnd.STOP else FinishReason.LENGTH

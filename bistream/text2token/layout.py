@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from bistream.errors import EngineError
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnLimits, TurnResult
@@ -47,11 +47,8 @@ class TokenLayout(Protocol):
     """One session's sequence. ``next_turn`` and ``turn_ended`` alternate; text may arrive at any time before ``end_text``."""
 
     @property
-    def done(self) -> bool: ...
-
-    @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the session ended; None while ``done`` is False."""
+        """Why the session ended; None: it has not."""
 
     @property
     def num_text_used(self) -> int:
@@ -96,6 +93,47 @@ class SessionLayout(TokenLayout, Protocol):
         """What was spoken last, where it ended by itself. Read it once the session has ended."""
 
 
+Part = TypeVar("Part", bound=TokenLayout)
+
+
+class LayoutSeries(Generic[Part]):
+    """Layouts that are spoken one after another, counted as one ``TokenLayout``."""
+
+    def __init__(self, first: Part) -> None:
+        self._text_before = self._speech_before = self._speech_of_text_before = 0  # of the layouts before the current one
+        self._current = first
+
+    @property
+    def num_text_used(self) -> int:
+        return self._text_before + self._current.num_text_used
+
+    @property
+    def num_text_ended(self) -> int:
+        return self._text_before + self._current.num_text_ended
+
+    @property
+    def num_speech(self) -> int:
+        return self._speech_before + self._current.num_speech
+
+    @property
+    def num_speech_of_text(self) -> int:
+        return self._speech_of_text_before + self._current.num_speech_of_text
+
+    @property
+    def ledger(self) -> Sequence[int]:
+        return self._current.ledger
+
+    def turn_ended(self, ids: Sequence[int], result: TurnResult) -> None:
+        self._current.turn_ended(ids, result)
+
+    def _follow(self, following: Part) -> None:
+        """The current layout is over."""
+        self._text_before += self._current.num_text_pushed
+        self._speech_before += self._current.num_speech
+        self._speech_of_text_before += self._current.num_speech_of_text
+        self._current = following
+
+
 class LayoutState:
     """State of both layouts. ``max_ids``: positions that the session may use; it ends with LENGTH when they are used up. ``lengths``:
     by which the speech of the text is bounded; None: by the number of text tokens alone, as upstream does.
@@ -114,13 +152,13 @@ class LayoutState:
     ) -> None:
         self.space = space
         self.finish_reason: FinishReason | None = None
+        self.num_text_pushed = 0
         self.num_text_ended = 0
         self.num_speech = 0
         self.num_speech_of_text = 0
         self._text = deque(prompt_text_ids)  # not yet appended; prompt text first
         self._prompt_speech = deque(prompt_speech_ids)  # not yet appended
         self._num_prompt_text = len(prompt_text_ids)
-        self._num_text = 0  # new text tokens pushed
         self._lengths = lengths
         self._ordinary = 0  # speech tokens that the new text takes at an ordinary pace
         self._num_text_taken = 0  # text tokens appended, prompt text included
@@ -130,25 +168,13 @@ class LayoutState:
         self._turn: Turn | None = None  # in flight
 
     @property
-    def done(self) -> bool:
-        return self.finish_reason is not None
-
-    @property
     def num_text_used(self) -> int:
         return max(0, self._num_text_taken - self._num_prompt_text)
-
-    @property
-    def num_text_pushed(self) -> int:
-        return self._num_text
-
-    @property
-    def _num_ids(self) -> int:
-        return len(self.ledger)
 
     def push_text(self, ids: Sequence[int]) -> None:
         assert not self._text_ended, "text after the end of the text"
         self._text.extend(ids)
-        self._num_text += len(ids)
+        self.num_text_pushed += len(ids)
         if self._lengths is not None:
             self._ordinary += self._lengths.ordinary(ids)
 
@@ -159,8 +185,8 @@ class LayoutState:
     def _most_speech(self) -> int:
         """Speech tokens that the new text may take."""
         if self._lengths is None:
-            return self.space.blocks.max_speech_per_text * self._num_text
-        return self._lengths.most(self._num_text, self._ordinary, self.space.blocks)
+            return self.space.blocks.max_speech_per_text * self.num_text_pushed
+        return self._lengths.most(self.num_text_pushed, self._ordinary, self.space.blocks)
 
     def _take_text(self, count: int) -> list[int]:
         self._num_text_taken += count
@@ -171,7 +197,7 @@ class LayoutState:
 
     def _start(self, append_ids: Sequence[int], limits: TurnLimits) -> Turn | None:
         """The turn, limited to the remaining positions. Without room for one more id the session ends here."""
-        room = self._max_ids - self._num_ids - len(append_ids)
+        room = self._max_ids - len(self.ledger) - len(append_ids)
         max_new_ids = min(limits.max_new_ids, room)
         if max_new_ids < 1:
             self.finish_reason = FinishReason.LENGTH

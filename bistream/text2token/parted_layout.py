@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from bistream.text2token.engine import TurnResult
-from bistream.text2token.layout import Anchor, SessionLayout, Turn
+from bistream.text2token.layout import Anchor, LayoutSeries, SessionLayout, Turn
 from bistream.types import FinishReason
 
 
@@ -24,63 +23,38 @@ class Break(NamedTuple):
     rate_percent: int = 100
 
 
-class PartedLayout:
+class PartedLayout(LayoutSeries[SessionLayout]):
     """A ``layout.SessionLayout``. make: the layout of a part. first: of the first one, where it is another."""
 
     def __init__(self, make: Callable[[], SessionLayout], first: SessionLayout | None = None) -> None:
+        super().__init__(first or make())
         self._make = make
-        self._part = first or make()
         self._later: deque[list[int] | Break] = deque()  # behind the part: text ids and breaks, of which one is the first
         self._text_ended = self._is_later = self._has_begun = self._restarts = False
-        self._text_before = self._speech_before = self._speech_of_text_before = 0  # of the parts before
-
-    @property
-    def done(self) -> bool:
-        return self.finish_reason is not None
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        reason = self._part.finish_reason
+        reason = self._current.finish_reason
         if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
             return reason
         if self._later:
             return None
-        return FinishReason.EOS if self._text_ended and not self._part.num_text_pushed else reason
+        return FinishReason.EOS if self._text_ended and not self._current.num_text_pushed else reason
 
     @property
     def anchor(self) -> Anchor | None:
         """Of the last part."""
-        return None if self._later else self._part.anchor
-
-    @property
-    def num_text_used(self) -> int:
-        return self._text_before + self._part.num_text_used
+        return None if self._later else self._current.anchor
 
     @property
     def num_text_pushed(self) -> int:
-        return self._text_before + self._part.num_text_pushed + sum(len(one) for one in self._later if not isinstance(one, Break))
-
-    @property
-    def num_text_ended(self) -> int:
-        return self._text_before + self._part.num_text_ended
-
-    @property
-    def num_speech(self) -> int:
-        return self._speech_before + self._part.num_speech
-
-    @property
-    def num_speech_of_text(self) -> int:
-        return self._speech_of_text_before + self._part.num_speech_of_text
-
-    @property
-    def ledger(self) -> Sequence[int]:
-        return self._part.ledger
+        return self._text_before + self._current.num_text_pushed + sum(len(one) for one in self._later if not isinstance(one, Break))
 
     def push_text(self, ids: Sequence[int]) -> None:
         if self._later and ids:
             self._later.append(list(ids))
         elif ids:
-            self._part.push_text(ids)
+            self._current.push_text(ids)
 
     def push_break(self, one: Break) -> None:
         """Behind the text so far."""
@@ -103,38 +77,32 @@ class PartedLayout:
         return one
 
     def next_turn(self) -> Turn | None:
-        turn = None if self._has_nothing else self._part.next_turn()
+        turn = None if self._has_nothing else self._current.next_turn()
         if turn is None:
             return None
         turn = replace(turn, restarts=turn.restarts or self._restarts)
         self._has_begun, self._restarts = True, False
         return turn
 
-    def turn_ended(self, ids: Sequence[int], result: TurnResult) -> None:
-        self._part.turn_ended(ids, result)
-
     @property
     def _has_nothing(self) -> bool:
         """Of the part, which may never have. The first one may begin with its prompt, as long as text is to come."""
-        return not self._part.num_text_pushed and (self._is_later or self._text_ended or bool(self._later))
+        return not self._current.num_text_pushed and (self._is_later or self._text_ended or bool(self._later))
 
     @property
     def _is_over(self) -> bool:
         """Of a part behind which a break is known."""
-        return not self._part.num_text_pushed or self._part.finish_reason in (FinishReason.EOS, FinishReason.LENGTH)
+        return not self._current.num_text_pushed or self._current.finish_reason in (FinishReason.EOS, FinishReason.LENGTH)
 
     def _end_part(self) -> None:
-        if self._part.num_text_pushed:
-            self._part.end_text()
+        if self._current.num_text_pushed:
+            self._current.end_text()
 
     def _begin_part(self) -> None:
-        before = self._part
-        self._text_before += before.num_text_pushed
-        self._speech_before += before.num_speech
-        self._speech_of_text_before += before.num_speech_of_text
-        self._part, self._is_later, self._restarts = self._make(), True, self._has_begun
+        self._follow(self._make())
+        self._is_later, self._restarts = True, self._has_begun
         while self._later and not isinstance(ids := self._later[0], Break):
-            self._part.push_text(ids)
+            self._current.push_text(ids)
             self._later.popleft()
         if self._later or self._text_ended:
             self._end_part()

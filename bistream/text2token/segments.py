@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from bistream.text2token.cut_places import CutPlaces, Place
 from bistream.text2token.engine import TurnResult
-from bistream.text2token.layout import Anchor, TokenLayout, Turn
+from bistream.text2token.layout import Anchor, LayoutSeries, TokenLayout, Turn
 from bistream.text2token.speech_lengths import SpeechLengths
 from bistream.types import FinishReason
 
@@ -43,15 +43,6 @@ def most_positions(room: int) -> int:
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """Of a session, beside its instruction. ordinary: speech tokens that its text takes at an ordinary pace."""
-
-    num_ids: int  # with the instruction
-    num_speech: int
-    ordinary: int
-
-
-@dataclass(frozen=True)
 class SegmentLimits:
     """room: speech tokens of a sequence behind its prompt. pace: of the voice, speech tokens over those of an ordinary pace."""
 
@@ -59,12 +50,12 @@ class SegmentLimits:
     pace: float = 1.0
 
     @classmethod
-    def of(cls, longest_utterance_s: float, max_ids: int, prompt: Prompt, tokens_per_second: int) -> SegmentLimits:
-        """max_ids: positions of a sequence."""
+    def of(cls, longest_utterance_s: float, max_ids: int, num_speech: int, ordinary: int, tokens_per_second: int) -> SegmentLimits:
+        """max_ids: positions of a sequence behind its prompt. The prompt: as in ``pace_of``."""
         longest = round(longest_utterance_s * tokens_per_second)
-        room = max(longest - prompt.num_speech, round(LEAST_ROOM * longest))
-        positions = (max_ids - prompt.num_ids - 2) // POSITIONS_PER_SPEECH_TOKEN
-        return cls(max(1, min(room, positions)), pace_of(prompt, tokens_per_second))
+        room = max(longest - num_speech, round(LEAST_ROOM * longest))
+        positions = (max_ids - 2) // POSITIONS_PER_SPEECH_TOKEN
+        return cls(max(1, min(room, positions)), pace_of(num_speech, ordinary, tokens_per_second))
 
     @property
     def positions(self) -> int:
@@ -80,11 +71,12 @@ class SegmentLimits:
         return num_speech + ordinary * self.pace <= self.room
 
 
-def pace_of(prompt: Prompt, tokens_per_second: int) -> float:
-    if not prompt.num_speech or not prompt.ordinary:
+def pace_of(num_speech: int, ordinary: int, tokens_per_second: int) -> float:
+    """Of a prompt. ordinary: speech tokens that its text takes at an ordinary pace."""
+    if not num_speech or not ordinary:
         return 1.0
     prior = PRIOR_PACE_S * tokens_per_second
-    return min(SLOWEST_PACE, max(FASTEST_PACE, (prompt.num_speech + prior) / (prompt.ordinary + prior)))
+    return min(SLOWEST_PACE, max(FASTEST_PACE, (num_speech + prior) / (ordinary + prior)))
 
 
 class FirstSegment:
@@ -138,7 +130,7 @@ class LaterSegments:
         return ended
 
 
-class SegmentedLayout:
+class SegmentedLayout(LayoutSeries[TokenLayout]):
     """``layout.SessionLayout`` of a session, made of one layout for each segment. A turn that ``restarts`` needs a new sequence."""
 
     def __init__(
@@ -151,7 +143,7 @@ class SegmentedLayout:
         first_limits: SegmentLimits | None = None,
     ) -> None:
         """first_limits: of the first segment, where it continues an anchor; None: the same."""
-        self._current = first
+        super().__init__(first)
         self._limits = limits
         self._places = places
         self._lengths = lengths
@@ -162,13 +154,6 @@ class SegmentedLayout:
         self._text_ended = False
         self._speech: list[int] = []  # of the current segment
         self._text: list[int] = []  # likewise
-        self.num_text_ended = 0
-        self._num_speech_ended = 0
-        self._num_speech_of_text_ended = 0
-
-    @property
-    def done(self) -> bool:
-        return self.finish_reason is not None
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -182,24 +167,8 @@ class SegmentedLayout:
         return Anchor(self._text, self._speech) if self._current.finish_reason is FinishReason.EOS else None
 
     @property
-    def num_text_used(self) -> int:
-        return self.num_text_ended + self._current.num_text_used
-
-    @property
     def num_text_pushed(self) -> int:
-        return self.num_text_ended + self._current.num_text_pushed + sum(map(len, self._whole)) + len(self._later.ids)
-
-    @property
-    def num_speech(self) -> int:
-        return self._num_speech_ended + self._current.num_speech
-
-    @property
-    def num_speech_of_text(self) -> int:
-        return self._num_speech_of_text_ended + self._current.num_speech_of_text
-
-    @property
-    def ledger(self) -> Sequence[int]:
-        return self._current.ledger
+        return self._text_before + self._current.num_text_pushed + sum(map(len, self._whole)) + len(self._later.ids)
 
     def push_text(self, ids: Sequence[int]) -> None:
         begins = 0  # of later segments
@@ -224,13 +193,15 @@ class SegmentedLayout:
 
     def next_turn(self) -> Turn | None:
         turn, restarts = self._current.next_turn(), False
-        while turn is None and self._current.done and self._whole and not self.done:  # also where a segment has no room for one token
+        while (
+            turn is None and self._whole and self._current.finish_reason in (FinishReason.EOS, FinishReason.LENGTH)
+        ):  # also where a segment has no room for one token
             self._begin_next()
             turn, restarts = self._current.next_turn(), True
         return None if turn is None else replace(turn, restarts=restarts)
 
     def turn_ended(self, ids: Sequence[int], result: TurnResult) -> None:
-        self._current.turn_ended(ids, result)
+        super().turn_ended(ids, result)
         self._speech += ids
 
     def _feed_first(self, ids: Sequence[int]) -> None:
@@ -242,14 +213,10 @@ class SegmentedLayout:
         self._first = None
 
     def _begin_next(self) -> None:
-        before = self._current
         following, anchor = self._whole.popleft(), self.anchor
         if anchor is None or not self._limits.fits(len(self._speech), self._lengths.ordinary(following)):
             anchor = Anchor((), ())
-        self.num_text_ended += before.num_text_pushed
-        self._num_speech_ended += before.num_speech
-        self._num_speech_of_text_ended += before.num_speech_of_text
         self._text, self._speech = following, []
-        self._current = self._make_next(anchor.text, anchor.speech)
+        self._follow(self._make_next(anchor.text, anchor.speech))
         self._current.push_text(self._text)
         self._current.end_text()

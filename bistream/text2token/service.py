@@ -43,13 +43,13 @@ from bistream.text.prompt_form import make_prompt_form, own_instruction
 from bistream.text.respelling import ServerLexicon
 from bistream.text2token.engine import FAILED_SENTENCE, TokenSpace
 from bistream.text2token.factory import LanguageModelParts, load_parts
-from bistream.text2token.one_table.layouts import SentenceLayouts, VoicedPrompt
+from bistream.text2token.one_table.layouts import SentenceLayouts
 from bistream.text2token.one_table.voice_design import VoiceDesigner
 from bistream.text2token.parted_layout import PartedLayout
 from bistream.text2token.requested_sampling import make_sampling_spec
 from bistream.text2token.runaway import KINDS, Runaway
 from bistream.text2token.sequence_series import OUTCOMES, Outcome, SequenceSeries
-from bistream.text2token.session_layout import SessionLayouts
+from bistream.text2token.session_layout import PromptIds, SessionLayouts
 from bistream.text2token.silence import SilenceThinning
 from bistream.text2token.spoken_before import SpokenBefore
 from bistream.text2token.text_session import MessageSink, TextSession
@@ -239,7 +239,7 @@ class SpeechTokenService:
         instruction, text = own_instruction(self._parts.family.default_instruction, request.text)
         return replace(request, text=text, options=replace(request.options, instruct_text=instruction)), len(instruction)
 
-    def _check_prompt(self, request: LanguageModelStart, normalization: str) -> VoicedPrompt:
+    def _check_prompt(self, request: LanguageModelStart, normalization: str) -> PromptIds:
         """The numbers of an instruction are never read out. Raises ``InvalidInputError``."""
         tokens = request.prompt_speech_tokens
         num_codes = self._space.speech_token_size
@@ -253,9 +253,7 @@ class SpeechTokenService:
         special = frozenset(self._parts.tokenizer.special_tokens)
         transcript = prepare_prompt(form.transcript, normalization, special, is_spoken=True)
         instruction = prepare_prompt(form.instruction, normalization, special, is_spoken=False)
-        return VoicedPrompt(
-            encode(instruction), encode(transcript), prompt_speech if form.has_speech else [], request.speaker_tokens.tolist()
-        )
+        return PromptIds(encode(instruction), encode(transcript), prompt_speech if form.has_speech else [], request.speaker_tokens.tolist())
 
     def _count_runaway(self, kind: Runaway, outcome: Outcome) -> None:
         self._runaways[kind, outcome].inc()

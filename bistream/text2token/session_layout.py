@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from bistream.errors import InvalidInputError
 from bistream.text2token.cut_places import CutPlaces
@@ -12,7 +11,7 @@ from bistream.text2token.engine import TokenSpace
 from bistream.text2token.factory import LanguageModelParts
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
 from bistream.text2token.layout import Anchor, TokenLayout
-from bistream.text2token.segments import Prompt, SegmentedLayout, SegmentLimits
+from bistream.text2token.segments import SegmentedLayout, SegmentLimits
 from bistream.text2token.speech_lengths import SpeechLengths
 
 ANCHOR_SHARE = 0.6  # of the room behind a prompt: what text and speech of an earlier session may take
@@ -20,18 +19,20 @@ ANCHOR_SHARE = 0.6  # of the room behind a prompt: what text and speech of an ea
 
 @dataclass(frozen=True)
 class PromptIds:
-    """In ``TokenSpace`` numbering. instruction: it precedes the text in both layouts."""
+    """In ``TokenSpace`` numbering. instruction: it precedes the text in both layouts.
+
+    Of a one-table model: speaker: ``SpeakerTokens.numbers``. before: what a first sentence continues.
+    """
 
     instruction: Sequence[int]
     text: Sequence[int]
     speech: Sequence[int]
+    speaker: Sequence[int] = ()
+    before: Anchor | None = None
 
     @property
     def count(self) -> int:
         return len(self.instruction) + len(self.text) + len(self.speech)
-
-
-Prompted = TypeVar("Prompted", bound=PromptIds)
 
 
 class SessionLayouts:
@@ -48,7 +49,7 @@ class SessionLayouts:
         self._silent_ids = frozenset(tokenizer.special_tokens.values()) - phones
         self._max_ids = max_ids
 
-    def beginning(self, prompt: Prompted, is_whole: bool, anchor: Anchor) -> Prompted | None:
+    def beginning(self, prompt: PromptIds, is_whole: bool, anchor: Anchor) -> PromptIds | None:
         """The prompt of a first sequence that continues the anchor; None: it would take too much room, or the first audio would come later.
 
         Where all text stands before all speech, the anchor follows the voice's prompt. In blocks, the speech of a prompt stands beside new
@@ -98,8 +99,8 @@ class SessionLayouts:
         return SegmentedLayout(layout, limits, CutPlaces(self._bytes_of), self._lengths, following, first_limits)
 
     def _limits(self, prompt: PromptIds) -> SegmentLimits:
-        size = Prompt(prompt.count, len(prompt.speech), self._lengths.ordinary(prompt.text))
-        return SegmentLimits.of(self._longest_utterance_s, self._max_ids, size, self._space.tokens_per_second)
+        size = self._max_ids - prompt.count, len(prompt.speech), self._lengths.ordinary(prompt.text)
+        return SegmentLimits.of(self._longest_utterance_s, *size, self._space.tokens_per_second)
 
     def _whole(self, prompt: PromptIds, max_ids: int) -> TokenLayout:
         ids = ([*prompt.instruction, *prompt.text], prompt.speech)

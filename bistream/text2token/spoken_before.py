@@ -14,8 +14,8 @@ from bistream.contract.earlier_sessions import EarlierSessions
 from bistream.metrics.catalogue import LM_CONTINUED
 from bistream.metrics.recorder import Recorder
 from bistream.text2token.layout import Anchor, SessionLayout
-from bistream.text2token.one_table.layouts import SentenceLayouts, VoicedPrompt
-from bistream.text2token.session_layout import SessionLayouts
+from bistream.text2token.one_table.layouts import SentenceLayouts
+from bistream.text2token.session_layout import PromptIds, SessionLayouts
 
 
 class SpokenBefore:
@@ -26,7 +26,7 @@ class SpokenBefore:
         self._live: dict[str, SessionLayout] = {}
         self._anchors = EarlierSessions[Anchor](clock)
 
-    def beginning(self, prompt: VoicedPrompt, is_whole: bool, earlier: str | None) -> VoicedPrompt | None:
+    def beginning(self, prompt: PromptIds, is_whole: bool, earlier: str | None) -> PromptIds | None:
         """The prompt of a session's first sequence, where it is another than ``prompt``. earlier: the session that it continues; whether
         both have one voice, the caller has checked."""
         if earlier is None:

@@ -72,7 +72,7 @@ def test_both_tiers_look_at_the_same_text() -> None:
         layout.end_text()
         sequence = engine.open(str(number), make_sampling_spec(GenerationOptions(seed=number), sizes), LONGEST)
         spoken.append((layout, sequence, list[tuple[int, int]]()))
-    while not all(layout.done for layout in layouts):
+    while not all(layout.finish_reason is not None for layout in layouts):
         running = []
         for layout, sequence, told in spoken:
             turn = layout.next_turn()

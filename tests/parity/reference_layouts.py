@@ -37,13 +37,13 @@ class ReferenceInterleaver(Interleaver):
         self._arrivals.append(list(ids))
 
     def next_turn(self) -> Turn | None:
-        if self.done or self._turn is not None:
+        if self.finish_reason is not None or self._turn is not None:
             return None
         while self._arrivals:
             self._text.extend(piece := self._arrivals.popleft())
-            self._num_text += len(piece)
+            self.num_text_pushed += len(piece)
             turn = self._turn_of_arrival()
-            if turn is not None or self.done:
+            if turn is not None or self.finish_reason is not None:
                 return turn
         if not self._text_ended:
             return None
@@ -62,12 +62,12 @@ class ReferenceInterleaver(Interleaver):
         if self._prompt_speech:
             return None
         forced_at = self._speech_due
-        if self._num_ids > 0 or self._pending == [self.space.sos]:
+        if self.ledger or self._pending == [self.space.sos]:
             # After a fill, and at the very start, a block of text is needed. One per piece, see (1); and see (7).
             if len(self._text) < self._text_block:
                 return None
             block = self._take_text(self._text_block)
-            self._pending = block if self._num_ids > 0 else self._pending + block
+            self._pending = block if self.ledger else self._pending + block
             forced_at = self._speech_block
         elif forced_at == 0:
             forced_at = self._speech_block  # see (4)

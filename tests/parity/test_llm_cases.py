@@ -129,7 +129,7 @@ def check_case(title: str, case: dict[str, Any], space: TokenSpace, run: RunTurn
     assert raised == case.get("raises_for_id")
     if raised is not None:
         return
-    assert layout.done
+    assert layout.finish_reason is not None
     at_limit = case["kind"] == "unistream" and len(tokens) == MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * len(case["text"])
     assert layout.finish_reason is (FinishReason.LENGTH if at_limit else FinishReason.EOS)
     assert layout.num_speech == len(tokens)

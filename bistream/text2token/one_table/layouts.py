@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bistream.checkpoints.one_table import OneTableConfig
 from bistream.errors import InvalidInputError
@@ -14,19 +13,11 @@ from bistream.text2token.layout import Anchor
 from bistream.text2token.one_table.continuation import Continuation, Spoken, bare_prompt
 from bistream.text2token.one_table.prompts import SpeakerTokens
 from bistream.text2token.one_table.sentence_layout import SentenceLayout, sentence_limits
-from bistream.text2token.segments import Prompt, pace_of
+from bistream.text2token.segments import pace_of
 from bistream.text2token.session_layout import PromptIds
 from bistream.text2token.speech_lengths import SpeechLengths
 
 LEAST_ROOM_S = 5.0  # that a recording must leave for a sentence and its speech
-
-
-@dataclass(frozen=True)
-class VoicedPrompt(PromptIds):
-    """speaker: ``SpeakerTokens.numbers``. before: what a first sentence continues."""
-
-    speaker: Sequence[int] = ()
-    before: Anchor | None = None
 
 
 class SentenceLayouts:
@@ -39,11 +30,11 @@ class SentenceLayouts:
         self._lengths = SpeechLengths(tokenizer.bytes_of, tokens_per_second=sizes.tokens_per_second)
         self._longest = min(max_ids, sizes.longest_sequence)
 
-    def beginning(self, prompt: VoicedPrompt, is_whole: bool, anchor: Anchor) -> VoicedPrompt | None:
+    def beginning(self, prompt: PromptIds, is_whole: bool, anchor: Anchor) -> PromptIds | None:
         """As of ``SessionLayouts``. It costs no wait: sentences that were spoken before are left out where there is no room."""
         return replace(prompt, before=anchor)
 
-    def positions(self, prompt: VoicedPrompt, num_text: int, is_whole: bool, first: VoicedPrompt | None = None) -> int:
+    def positions(self, prompt: PromptIds, num_text: int, is_whole: bool, first: PromptIds | None = None) -> int:
         """To reserve for each of the session's sequences: the most, for each may continue those before.
 
         Raises ``InvalidInputError`` for a prompt without a voice, or one that leaves no room for a sentence.
@@ -56,20 +47,19 @@ class SentenceLayouts:
             )
         return self._longest
 
-    def make(self, prompt: VoicedPrompt, is_whole: bool, max_ids: int, first: VoicedPrompt | None = None) -> SentenceLayout:
+    def make(self, prompt: PromptIds, is_whole: bool, max_ids: int, first: PromptIds | None = None) -> SentenceLayout:
         """max_ids: of ``positions``. first: of ``beginning``. is_whole makes no difference: a text is cut the same however it comes."""
         speaker, recording = self._speaker(prompt), self._recording(prompt)
-        ordinary = self._lengths.ordinary(prompt.text)
-        pace = pace_of(Prompt(prompt.count, len(prompt.speech), ordinary), self._sizes.tokens_per_second)
+        pace = pace_of(len(prompt.speech), self._lengths.ordinary(prompt.text), self._sizes.tokens_per_second)
         limits = sentence_limits(self._sizes.tokens_per_second, max_ids - self._bare_positions(prompt), pace)
         continuation = Continuation(self._sizes.tokens, self._tokenizer.encode, speaker, recording, max_ids, self._before(first))
         places = CutPlaces(self._tokenizer.bytes_of)
         return SentenceLayout(self._space, continuation, limits, places, self._lengths, self._tokenizer.decode)
 
-    def _bare_positions(self, prompt: VoicedPrompt) -> int:
+    def _bare_positions(self, prompt: PromptIds) -> int:
         return len(bare_prompt(self._sizes.tokens, self._tokenizer.encode, self._speaker(prompt), self._recording(prompt)))
 
-    def _speaker(self, prompt: VoicedPrompt) -> SpeakerTokens:
+    def _speaker(self, prompt: PromptIds) -> SpeakerTokens:
         try:
             speaker = SpeakerTokens.of(prompt.speaker)
             speaker.ids(self._sizes.tokens)
@@ -80,12 +70,12 @@ class SentenceLayouts:
             ) from None
         return speaker
 
-    def _before(self, first: VoicedPrompt | None) -> Spoken | None:
+    def _before(self, first: PromptIds | None) -> Spoken | None:
         if first is None or first.before is None:
             return None
         return Spoken(self._tokenizer.decode(first.before.text), tuple(map(self._space.speech_token, first.before.speech)))
 
-    def _recording(self, prompt: VoicedPrompt) -> Spoken | None:
+    def _recording(self, prompt: PromptIds) -> Spoken | None:
         """None without a transcript: speech whose text the model does not see would be spoken text to it."""
         text = self._tokenizer.decode(prompt.text)
         if not text.strip() or not prompt.speech:

@@ -59,10 +59,6 @@ class SentenceLayout:
         self.num_speech = 0
 
     @property
-    def done(self) -> bool:
-        return self.finish_reason is not None
-
-    @property
     def finish_reason(self) -> FinishReason | None:
         if self._failure is not None or self._turn is not None or not self._text_ended:
             return self._failure

@@ -67,7 +67,7 @@ def spoken(bench: Bench) -> list[int]:
             assert result.stop_id not in turn.limits.forbidden
             yielded += ids
             layout.turn_ended(ids, result)
-    assert layout.done
+    assert layout.finish_reason is not None
     return yielded
 
 

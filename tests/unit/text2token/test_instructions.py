@@ -27,7 +27,7 @@ def test_it_stands_whole_before_the_first_block_and_changes_nothing_else(
 
     plain = bistream([text], choose, prompt_text, prompt_speech, space=SERVED)
     told = bistream(pieces_of(text, places), of_the_rest, prompt_text, prompt_speech, space=SERVED, instruction=instruction)
-    assert plain.layout.done and told.layout.done
+    assert None not in (plain.layout.finish_reason, told.layout.finish_reason)
     assert told.sequence[: 1 + len(instruction)] == [SERVED.sos, *instruction]
     assert told.sequence[1 + len(instruction) :] == plain.sequence[1:]
     assert [turn.limits for turn in told.turns] == [turn.limits for turn in plain.turns]

@@ -135,7 +135,7 @@ class TestBistream:
     ) -> None:
         """sos, then blocks of 5 text and at most 15 speech, then the rest of the text, task, and the remaining speech."""
         run = bistream(pieces_of(text, places), choose, prompt_text, prompt_speech, space=space)
-        assert run.layout.done
+        assert run.layout.finish_reason is not None
         all_text = [*prompt_text, *text]
         assert run.sequence[0] == space.sos
         at = 1
@@ -161,7 +161,7 @@ class TestBistream:
         self, space: TokenSpace, text: list[int], prompt_text: list[int], prompt_speech: list[int], choose: Choose
     ) -> None:
         run = bistream([text], choose, prompt_text, prompt_speech, space=space)
-        assert run.layout.done
+        assert run.layout.finish_reason is not None
         of_prompt_blocks = SPEECH_BLOCK_TOKENS * (len(prompt_text) // TEXT_BLOCK_TOKENS)
         assert run.layout.num_speech <= MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * len(text) + of_prompt_blocks
         if not prompt_text:
@@ -170,7 +170,7 @@ class TestBistream:
     @pytest.mark.parametrize("stop", ["eos", "other", "fill"])
     def test_a_model_that_always_wants_to_stop_gets_to_the_end_of_the_text(self, space: TokenSpace, stop: str) -> None:
         run = bistream([[number] for number in range(23)], always(stop, space), space=space)
-        assert run.layout.done
+        assert run.layout.finish_reason is not None
         assert [token_id for token_id in run.sequence if token_id < 23] == list(range(23))
         assert run.layout.finish_reason is (FinishReason.EOS if stop == "eos" else FinishReason.LENGTH)
 
@@ -192,7 +192,7 @@ class TestBistream:
         self, space: TokenSpace, max_ids: int, prompt_speech: list[int], text: list[int], choose: Choose
     ) -> None:
         run = bistream([text], choose, list(range(10)), prompt_speech, max_ids=max_ids, space=space)
-        assert run.layout.done
+        assert run.layout.finish_reason is not None
         assert len(run.sequence) <= max_ids
 
     @pytest.mark.parametrize(("end", "reason"), [(TurnEnd.CANCELLED, FinishReason.CANCELLED), (TurnEnd.ERROR, FinishReason.ERROR)])

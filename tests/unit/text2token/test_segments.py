@@ -19,7 +19,6 @@ from bistream.text2token.segments import (
     LATER_MOST,
     LEAST_ROOM,
     SLOWEST_PACE,
-    Prompt,
     SegmentedLayout,
     SegmentLimits,
 )
@@ -74,7 +73,7 @@ def spoken(text: list[int], cuts: list[int], is_whole: bool, ends_early: bool = 
     for piece in pieces_of(text, cuts):
         layout.push_text(piece)
         answer(layout, sequences, ends_early)
-        assert not layout.done
+        assert layout.finish_reason is None
     layout.end_text()
     answer(layout, sequences, ends_early)
     return layout, sequences
@@ -87,7 +86,7 @@ def text_of(sequence: list[int]) -> list[int]:
 @given(text=TEXTS, cuts=CUTS, is_whole=st.booleans(), ends_early=st.booleans())
 def test_every_token_is_spoken_once_and_in_order(text: list[int], cuts: list[int], is_whole: bool, ends_early: bool) -> None:
     layout, sequences = spoken(text, cuts, is_whole, ends_early)
-    assert layout.done and layout.finish_reason in (FinishReason.EOS, FinishReason.LENGTH)
+    assert layout.finish_reason in (FinishReason.EOS, FinishReason.LENGTH)
     assert layout.num_text_used == len(text)
     assert spoken(text, [], is_whole, ends_early)[1] == sequences, "segments depend on the text alone"
     rest = list(text)
@@ -144,7 +143,7 @@ def test_a_session_ends_even_where_segments_do_not_fit(num_text: int, max_ids: i
     layout.push_text([WORD] * num_text)
     layout.end_text()
     answer(layout, [[]], ends_early=False)
-    assert layout.done
+    assert layout.finish_reason is not None
 
 
 def test_a_short_text_is_spoken_as_without_segments() -> None:
@@ -179,18 +178,18 @@ def test_a_later_segment_is_anchored_at_the_one_before_if_that_ended_well_and_bo
 def test_what_a_sequence_speaks_is_bounded_by_the_training_whatever_its_memory(
     longest: float, max_ids: int, num_ids: int, num_speech: int, ordinary: int
 ) -> None:
-    limits = SegmentLimits.of(longest, max_ids, Prompt(num_ids, num_speech, ordinary), SPEECH_TOKENS_PER_SECOND)
+    limits = SegmentLimits.of(longest, max_ids - num_ids, num_speech, ordinary, SPEECH_TOKENS_PER_SECOND)
     tokens = round(longest * SPEECH_TOKENS_PER_SECOND)
     assert 1 <= limits.room <= max(tokens, 1)
     assert num_speech + limits.room <= tokens or limits.room <= round(LEAST_ROOM * tokens)
     assert (
-        SegmentLimits.of(longest, 2 * max_ids + 2 * tokens + num_ids, Prompt(num_ids, num_speech, ordinary), SPEECH_TOKENS_PER_SECOND).room
-        == SegmentLimits.of(longest, 10**6, Prompt(num_ids, num_speech, ordinary), SPEECH_TOKENS_PER_SECOND).room
+        SegmentLimits.of(longest, 2 * max_ids + 2 * tokens, num_speech, ordinary, SPEECH_TOKENS_PER_SECOND).room
+        == SegmentLimits.of(longest, 10**6, num_speech, ordinary, SPEECH_TOKENS_PER_SECOND).room
     )
     assert FASTEST_PACE <= limits.pace <= SLOWEST_PACE
     assert limits.pace == 1.0 or min(num_speech, ordinary) > 0
 
 
 def test_a_slow_voice_gets_less_text() -> None:
-    slow, fast = (SegmentLimits.of(30.0, 4096, Prompt(300, num_speech, 200), SPEECH_TOKENS_PER_SECOND) for num_speech in (300, 120))
+    slow, fast = (SegmentLimits.of(30.0, 3796, num_speech, 200, SPEECH_TOKENS_PER_SECOND) for num_speech in (300, 120))
     assert slow.pace > 1.0 > fast.pace and slow.room < fast.room
