@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from bistream.checkpoints.config import (
@@ -19,13 +20,17 @@ from bistream.checkpoints.config import (
 from bistream.families.family import Family, FlowKind, VocoderKind
 
 MOST_SOLVER_STEPS = 100
-_FLOW_KEYS = ("vocab_size", "input_size", "output_size", "spk_embed_dim", "pre_lookahead_len", "token_mel_ratio")
 
 
 def _pick(section: Mapping[str, Any], *names: str, **renamed: str) -> dict[str, Any]:
     """The named keys that a yaml section has, lists converted to tuples; ``field=key`` renames."""
     keys = {**{name: name for name in names}, **renamed}
     return {field: _freeze(section[key]) for field, key in keys.items() if key in section}
+
+
+def _fields(kind: type[Any], section: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that have the names of a dataclass's fields, other dataclasses excepted."""
+    return _pick(section, *(field.name for field in dataclasses.fields(kind) if not dataclasses.is_dataclass(field.default)))
 
 
 def _freeze(value: Any) -> Any:
@@ -60,52 +65,29 @@ def language_model_config(llm: Mapping[str, Any], qwen: Mapping[str, Any], famil
 
 
 def _flow_config(flow: Mapping[str, Any]) -> FlowConfig:
-    encoder = FlowEncoderConfig(
-        **_pick(
-            flow["encoder"],
-            "input_size",
-            "output_size",
-            "attention_heads",
-            "linear_units",
-            "num_blocks",
-            "num_up_blocks",
-            "static_chunk_size",
-        )
-    )
-    decoder = flow["decoder"]
-    estimator = EstimatorConfig(
-        **_pick(
-            decoder["estimator"],
-            "in_channels",
-            "out_channels",
-            "channels",
-            "attention_head_dim",
-            "n_blocks",
-            "num_mid_blocks",
-            "num_heads",
-            "static_chunk_size",
-        )
-    )
-    cfm = decoder.get("cfm_params", {}).get("content", {})
     return FlowConfig(
-        encoder=encoder,
-        estimator=estimator,
-        **_pick(flow, *_FLOW_KEYS, tokens_per_second="input_frame_rate"),
-        **_pick(cfm, "inference_cfg_rate"),
-        n_timesteps=_solver_steps(cfm.get("n_timesteps", FlowConfig.n_timesteps)),
+        encoder=FlowEncoderConfig(**_fields(FlowEncoderConfig, flow["encoder"])),
+        estimator=EstimatorConfig(**_fields(EstimatorConfig, flow["decoder"]["estimator"])),
+        **_flow_sizes(flow),
     )
 
 
 def _dit_flow_config(flow: Mapping[str, Any]) -> DitFlowConfig:
-    estimator = _pick(flow["decoder"]["estimator"], *(field.name for field in dataclasses.fields(DitConfig)))
-    cfm = flow["decoder"].get("cfm_params", {}).get("content", {})
     return DitFlowConfig(
-        dit=DitConfig(**estimator),
-        **_pick(flow, *_FLOW_KEYS, tokens_per_second="input_frame_rate"),
+        dit=DitConfig(**_fields(DitConfig, flow["decoder"]["estimator"])),
+        **_flow_sizes(flow),
         **_pick(flow.get("pre_lookahead_layer", {}), lookahead_channels="channels"),
-        **_pick(cfm, "inference_cfg_rate"),
-        n_timesteps=_solver_steps(cfm.get("n_timesteps", FlowConfig.n_timesteps)),
     )
+
+
+def _flow_sizes(flow: Mapping[str, Any]) -> dict[str, Any]:
+    solver = flow["decoder"].get("cfm_params", {}).get("content", {})
+    return {
+        **_fields(FlowConfig, flow),
+        **_pick(flow, tokens_per_second="input_frame_rate"),
+        **_pick(solver, "inference_cfg_rate"),
+        "n_timesteps": _solver_steps(solver.get("n_timesteps", FlowConfig.n_timesteps)),
+    }
 
 
 def _solver_steps(value: Any) -> int:
@@ -115,38 +97,17 @@ def _solver_steps(value: Any) -> int:
     return value
 
 
-def _vocoder_config(hift: Mapping[str, Any]) -> VocoderConfig:
-    return VocoderConfig(**_vocoder_sizes(hift))
-
-
-def _causal_vocoder_config(hift: Mapping[str, Any]) -> CausalVocoderConfig:
-    return CausalVocoderConfig(**_vocoder_sizes(hift), **_pick(hift, "conv_pre_look_right"))
-
-
-def _vocoder_sizes(hift: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **_pick(
-            hift,
-            "in_channels",
-            "base_channels",
-            "nb_harmonics",
-            "sampling_rate",
-            "nsf_alpha",
-            "nsf_sigma",
-            "nsf_voiced_threshold",
-            "upsample_rates",
-            "upsample_kernel_sizes",
-            "resblock_kernel_sizes",
-            "resblock_dilation_sizes",
-            "source_resblock_kernel_sizes",
-            "source_resblock_dilation_sizes",
-            "lrelu_slope",
-            "audio_limit",
-        ),
+def _vocoder_config(hift: Mapping[str, Any], kind: type[VocoderConfig] = VocoderConfig) -> VocoderConfig:
+    sizes = {
+        **_fields(kind, hift),
         **_pick(hift.get("istft_params", {}), istft_n_fft="n_fft", istft_hop_len="hop_len"),
         **_pick(hift.get("f0_predictor", {}), f0_channels="cond_channels"),
     }
+    return kind(**sizes)
 
 
 FLOWS: dict[FlowKind, Callable[[Mapping[str, Any]], FlowConfig]] = {"unet": _flow_config, "dit": _dit_flow_config}
-VOCODERS: dict[VocoderKind, Callable[[Mapping[str, Any]], VocoderConfig]] = {"hift": _vocoder_config, "causal_hift": _causal_vocoder_config}
+VOCODERS: dict[VocoderKind, Callable[[Mapping[str, Any]], VocoderConfig]] = {
+    "hift": _vocoder_config,
+    "causal_hift": partial(_vocoder_config, kind=CausalVocoderConfig),
+}
