@@ -1,5 +1,5 @@
-"""The kinds of Triton model: decoupled (answers through a sender, at any time), unary (``execute`` returns one response) and batched
-(``execute`` computes several requests together).
+"""The kinds of Triton model: decoupled (answers through a sender, at any time) and batched (``execute`` computes several requests together
+and returns one response for each).
 
 A ``model.py`` derives ``TritonPythonModel`` from one of them and defines how to open its stage, handle a request and close.
 The base classes ensure what must be the same everywhere: ``execute`` never raises (Triton would send the client a stack trace
@@ -99,13 +99,14 @@ class TritonModel(ABC):
 class DecoupledModel(TritonModel):
     """``execute`` hands over every request and returns; the stage's threads answer."""
 
-    def execute(self, requests: Sequence[Any]) -> None:
+    def execute(self, requests: Sequence[Any]) -> list[Any] | None:
         for request in requests:
             sender = ResponseSender(self.backend, request.get_response_sender(), self.contract)
             try:
                 self.take(TritonInputs(request, self.contract), sender)
             except Exception as error:
                 sender.fail(public_error(error))
+        return None
 
     def take(self, inputs: TritonInputs, sender: ResponseSender) -> None:
         self.refuse_when_closing()
@@ -199,21 +200,3 @@ class SiblingModel(DecoupledModel):
     @abstractmethod
     def handle(self, inputs: Inputs, sender: Answerer) -> None:
         """One request or one call of a channel; never two at a time."""
-
-
-class UnaryModel(TritonModel):
-    """One request, one response, computed inside ``execute``."""
-
-    def execute(self, requests: Sequence[Any]) -> list[Any]:
-        return [self._response(request) for request in requests]
-
-    def _response(self, request: Any) -> Any:
-        try:
-            self.refuse_when_closing()
-            return data_response(self.backend, self.contract, self.answer(TritonInputs(request, self.contract), request))
-        except Exception as error:
-            return error_response(self.backend, public_error(error))
-
-    @abstractmethod
-    def answer(self, inputs: TritonInputs, request: Any) -> Values:
-        """The outputs by name. An exception becomes the request's answer."""

@@ -15,10 +15,12 @@ from bistream.config import RuntimeConfig
 from bistream.contract.codec import Inputs, Values, text_array
 from bistream.contract.fields import COSYVOICE2, LLM_BISTREAM, SPEAKER_EMBEDDING
 from bistream.errors import CheckpointError, EngineError, InvalidInputError
+from bistream.sessions.ports import AudioSender
 from bistream.transport.sender import Answerer, ResponseSender
 from bistream.triton import model as model_module
-from bistream.triton.model import BatchedModel, DecoupledModel, SiblingModel, UnaryModel
+from bistream.triton.model import BatchedModel, DecoupledModel, SiblingModel
 from bistream.triton.startup import check_numpy, refusing_to_load
+from bistream.triton.upstream_model import UpstreamModel
 from tests.unit.triton.fakes import FakePbUtils, FakeRequest
 
 FAILURES = [InvalidInputError("Send something else."), ZeroDivisionError("/srv/secret.py"), MemoryError()]
@@ -71,18 +73,18 @@ class Sibling(SiblingModel):
         self.outbox.shutdown()
 
 
-class Unary(UnaryModel):
+class Upstream(UpstreamModel):
+    """Hands every request over to itself, which fails."""
+
     backend = FakePbUtils()
-    contract = SPEAKER_EMBEDDING
-    failure: Exception | None = None
+    contract = COSYVOICE2
+    failure: Exception
 
     def open(self, config: RuntimeConfig) -> None:
-        pass
+        self._hand_over: Any = self
 
-    def answer(self, inputs: Inputs, request: Any) -> Values:
-        if self.failure:
-            raise self.failure
-        return {"prompt_spk_embedding": inputs.value("reference_wav")}
+    def handle(self, values: Values, sender: AudioSender) -> None:  # type: ignore[override]
+        raise self.failure
 
     def close(self) -> None:
         pass
@@ -120,20 +122,21 @@ def test_an_answer_that_cannot_be_made_is_an_error_and_the_next_one_goes_out() -
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_unary_request_that_fails_is_answered_once(failure: Exception) -> None:
-    model = Unary()
+def test_an_offline_request_that_fails_is_answered_once(failure: Exception) -> None:
+    model = Upstream()
     model.initialize(arguments(decoupled=False))
     model.failure = failure
-    responses = model.execute([FakeRequest(), FakeRequest()])
-    assert [response.has_error() for response in responses] == [True, True]
-    assert all("secret" not in response.error().message() for response in responses)
+    responses = model.execute([FakeRequest(target_text=text_array("Hello.")), FakeRequest(target_text=text_array("Hello."))])
+    assert [response.has_error() for response in responses or ()] == [True, True]
+    assert all("secret" not in response.error().message() for response in responses or ())
 
 
 def test_a_missing_required_input_is_named() -> None:
-    model = Unary()
+    model = Upstream()
     model.initialize(arguments(decoupled=False))
-    (response,) = model.execute([FakeRequest()])
-    assert response.error().message().startswith("INVALID_INPUT: Input reference_wav is missing")
+    responses = model.execute([FakeRequest()])
+    assert responses is not None and len(responses) == 1
+    assert responses[0].error().message().startswith("INVALID_INPUT: Input target_text is missing")
 
 
 def test_requests_after_finalize_are_refused() -> None:
