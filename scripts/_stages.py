@@ -137,9 +137,7 @@ class Stages:
     def render_whole(self, speech: Speech, seed: int) -> Outcome:
         """One utterance with full attention, as ``cosyvoice2`` does it offline."""
         utterance = self.renderer.begin_utterance(speech.tokens, speech.prompt, seed, 1.0)
-        while (outcome := utterance.step()) is None:
-            pass
-        return outcome
+        return next(outcome for outcome in utterance if outcome is not None)
 
     def close(self) -> None:
         if self._language_model is not None:

@@ -70,7 +70,7 @@ class OfflineJob:
         utterance = self.utterance  # which a cancel may take away meanwhile
         if utterance is None:
             utterance = self.utterance = renderer.begin_utterance(self.token_ids, self.prompt, self.audio.seed, self.speed)
-        return utterance.step()
+        return next(utterance)
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ them. Nothing is random, and what a session keeps has a fixed size, so there are
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +22,8 @@ from bistream.errors import BistreamError, EngineError, InvalidInputError
 from bistream.gpu.device import open_device, resolve_device
 from bistream.gpu.tier import Tier, TierChoice, choose_tier
 from bistream.processes.start_phases import phase
-from bistream.token2wav.renderer import HopsInProgress, Outcome, PoolUse, RendererHop, RendererSizes, Rendering
-from bistream.types import FloatArray, IntArray, VoicePrompt
+from bistream.token2wav.renderer import HopsInProgress, Outcome, PoolUse, RendererHop, RendererSizes, Rendering, Utterance
+from bistream.types import FloatArray, VoicePrompt
 
 logger = logging.getLogger(__name__)
 
@@ -61,16 +61,6 @@ class CodecHops:
         self.step()
         assert self._outcomes is not None
         return self._outcomes
-
-
-class CodecUtterance:
-    """``renderer.Utterance``."""
-
-    def __init__(self, steps: Iterator[Outcome | None]) -> None:
-        self._steps = steps
-
-    def step(self) -> Outcome | None:
-        return next(self._steps)
 
 
 class CodecRenderer:
@@ -145,10 +135,8 @@ class CodecRenderer:
     def prepare(self, rendering: Rendering) -> None:
         raise AssertionError("no voice needs it")
 
-    def begin_utterance(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> CodecUtterance:
-        return CodecUtterance(self._utterance(np.array(token_ids, np.int32), prompt))
-
-    def _utterance(self, tokens: IntArray, prompt: VoicePrompt) -> Iterator[Outcome | None]:
+    def begin_utterance(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> Utterance:
+        tokens = np.array(token_ids, np.int32)
         try:
             state = self.open(prompt, 0).state
         except BistreamError as error:

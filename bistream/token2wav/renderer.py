@@ -7,7 +7,7 @@ Contract:
 
 - the checks are pure and may be called from any thread; everything else is called by one worker thread, one call at a time;
 - ``open`` and the checks raise ``BistreamError`` and nothing else; the rest raises nothing, an error is an outcome;
-- ``prepare`` and ``Utterance.step`` take milliseconds; hops run between the steps, and change nothing about their results;
+- ``prepare`` and each part of an ``Utterance`` take milliseconds; hops run between them, and change nothing about their results;
 - hops in progress may stop after any step while other hops are begun and finished, and go on later with the same results; until they have
   ended their renderings are neither closed nor given another hop;
 - an error of one rendering is its outcome alone; an unexpected exception is the outcome of all renderings computed with it;
@@ -19,7 +19,7 @@ Contract:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from bistream.gpu.tier import TierChoice
 
 Outcome = FloatArray | BistreamError  # waveform float32 [N], N possibly 0
+Utterance = Iterator[Outcome | None]  # a whole one in the making: with the last part the outcome. Dropping it frees everything
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,6 @@ class RendererSizes:
     @property
     def tokens_per_second(self) -> float:
         return self.sample_rate / (self.samples_per_frame * self.frames_per_token)
-
-
-class Utterance(Protocol):
-    """A whole utterance in the making. Dropping it frees everything."""
-
-    def step(self) -> Outcome | None:
-        """A part of the work; the outcome with the last part."""
 
 
 class HopsInProgress(Protocol):

@@ -29,7 +29,7 @@ from bistream.token2mel.state import FlowState
 from bistream.token2mel.state_budget import reserved_pages, shortage
 from bistream.token2wav import vocoder_ahead
 from bistream.token2wav.fidelity import within_bounds
-from bistream.token2wav.renderer import FLOW_PAGES, VOCODER_SLOTS, Outcome, PoolUse, RendererHop, RendererSizes, Rendering
+from bistream.token2wav.renderer import FLOW_PAGES, VOCODER_SLOTS, Outcome, PoolUse, RendererHop, RendererSizes, Rendering, Utterance
 from bistream.types import FloatArray, VoicePrompt
 
 logger = logging.getLogger(__name__)
@@ -56,17 +56,6 @@ class StagesRendering:
     def close(self) -> None:
         self.flow.close()
         self.vocoder.close()
-
-
-class StagesUtterance:
-    """``renderer.Utterance``."""
-
-    def __init__(self, stages: SpeechStages, steps: Steps[Outcome]) -> None:
-        self._stages = stages
-        self._steps = steps
-
-    def step(self) -> Outcome | None:
-        return self._stages.advance(self._steps)
 
 
 class StagesHops:
@@ -214,8 +203,10 @@ class SpeechStages:
         except Exception:
             state.fail(self.computing_failed().sentence)
 
-    def begin_utterance(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> StagesUtterance:
-        return StagesUtterance(self, self._utterance(token_ids, prompt, seed, speed))
+    def begin_utterance(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> Utterance:
+        steps = self._utterance(token_ids, prompt, seed, speed)
+        while True:
+            yield self._advance(steps)
 
     def _utterance(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> Steps[Outcome]:
         """Raises what the stages raise."""
@@ -226,7 +217,7 @@ class SpeechStages:
         return outcome
 
     @torch.inference_mode()
-    def advance(self, steps: Steps[Outcome]) -> Outcome | None:
+    def _advance(self, steps: Steps[Outcome]) -> Outcome | None:
         """Run an utterance for about ``STEP_S``, and wait for the device; its outcome when it is done."""
         end_s = time.monotonic() + STEP_S
         try:

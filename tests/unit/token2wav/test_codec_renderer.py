@@ -75,7 +75,7 @@ def test_a_hop_says_how_much_it_withholds(renderer: CodecRenderer) -> None:
 def test_an_utterance_is_one_call(renderer: CodecRenderer, whole: FloatArray) -> None:
     utterance = renderer.begin_utterance(TOKENS.tolist(), voice(), seed=0, speed=1.0)
     steps = 0
-    while (outcome := utterance.step()) is None:
+    while (outcome := next(utterance)) is None:
         steps += 1
     assert isinstance(outcome, np.ndarray) and steps > 1, "hops can run between the pieces"
     np.testing.assert_allclose(outcome, np.clip(whole, -0.99, 0.99), rtol=0, atol=5e-5)
