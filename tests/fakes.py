@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bistream.errors import BusyError, EngineError, InvalidInputError, SessionExistsError, ShuttingDownError, UnknownSessionError
-from bistream.text2token.engine import EngineCapabilities, EngineStats, SamplingSpec, TokenSpace, TurnEnd, TurnLimits, TurnResult, TurnSink
+from bistream.text2token.engine import EngineStats, SamplingSpec, TokenSpace, TurnEnd, TurnLimits, TurnResult, TurnSink
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,7 +138,7 @@ class ScriptedEngine:
         self.script = script
         self.pumped = pumped
         self.max_total_ids = max_total_ids
-        self.capabilities = EngineCapabilities(max_sessions, max_sequence_ids)
+        self.max_sessions, self.longest_sequence = max_sessions, max_sequence_ids
         self.healthy = True
         self.closed = False
         self.sessions: dict[str, ScriptedSequence] = {}
@@ -152,10 +152,10 @@ class ScriptedEngine:
             raise SessionExistsError(f"Session {session_id} is open; close it or use another id.", session_id)
         if spec.top_k < 1 or not 0 < spec.top_p <= 1 or spec.temperature < 0:
             raise InvalidInputError("A sampling value is out of range.", session_id)
-        if not 1 < max_ids <= self.capabilities.max_sequence_ids:
+        if not 1 < max_ids <= self.longest_sequence:
             raise InvalidInputError("The session may grow too long; send less text.", session_id)
         reserved = sum(session.max_ids for session in self.sessions.values())
-        if len(self.sessions) >= self.capabilities.max_sessions or reserved + max_ids > self.max_total_ids:
+        if len(self.sessions) >= self.max_sessions or reserved + max_ids > self.max_total_ids:
             raise BusyError("All sessions are in use; try again later.", session_id)
         session = ScriptedSequence(self, session_id, spec, max_ids)
         self.sessions[session_id] = session

@@ -93,7 +93,7 @@ def find_head(config: RuntimeConfig) -> HeadScore:
 
 def _spoken(parts: LanguageModelParts, instruction: Sequence[int]) -> list[list[list[int]]]:
     """For each layout the ids of every sentence and its speech."""
-    space, longest = TokenSpace.of(parts.sizes), parts.engine.capabilities.max_sequence_ids
+    space, longest = TokenSpace.of(parts.sizes), parts.engine.longest_sequence
     kinds: list[list[Speaker]] = [[], []]
     for number, text in enumerate(SENTENCES):
         layouts: tuple[TokenLayout, ...] = (

@@ -23,11 +23,12 @@ Contract, checked on every engine by one conformance suite:
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from bistream.checkpoints.config import LanguageModelConfig
+from bistream.errors import BusyError, InvalidInputError, SessionExistsError, UnknownSessionError
 from bistream.families.family import BlockLayout, SpeechIds, SpeechRows
 from bistream.families.registry import DEFAULT_FAMILY
 
@@ -121,7 +122,8 @@ class SamplingSpec:
     """Repetition-aware sampling (``ras``): nucleus sampling (top-p, top-k); if the drawn id occurs at least ``win_size * tau_r``
     times among the session's last ``win_size`` decided ids (fill included), it is redrawn from the full softmax without that id.
 
-    temperature 0 is greedy: arg-max of the masked scores, no repetition rule.
+    temperature 0 is greedy: arg-max of the masked scores, no repetition rule. A session's ids depend on its seed alone, in any company.
+    TensorRT-LLM knows neither seeds nor the rule against repetition.
     """
 
     top_p: float = 0.8
@@ -180,23 +182,10 @@ class EngineStats:
     waiting_turns: int = 0  # with ids that no step has taken yet
 
 
-@dataclass(frozen=True)
-class EngineCapabilities:
-    """Limits by which the layers above size themselves, and what of ``SamplingSpec`` the engine does.
-
-    seeded: a session's ids depend on its seed alone, in any company; without it ``seed`` is ignored, and only greedy turns repeat.
-    repetition_aware: False where ``win_size`` and ``tau_r`` are ignored.
-    """
-
-    max_sessions: int
-    max_sequence_ids: int
-    seeded: bool = True
-    repetition_aware: bool = True
-
-
 class Engine(Protocol):
     @property
-    def capabilities(self) -> EngineCapabilities: ...
+    def longest_sequence(self) -> int:
+        """Ids of a sequence, at the most."""
 
     @property
     def healthy(self) -> bool:
@@ -206,7 +195,7 @@ class Engine(Protocol):
         """Admit a session of at most ``max_ids`` positions.
 
         Raises ``BusyError`` at once when they cannot be guaranteed, ``InvalidInputError`` for a ``spec`` out of range
-        or ``max_ids`` above ``capabilities.max_sequence_ids``, ``SessionExistsError`` for an id in use.
+        or ``max_ids`` above ``longest_sequence``, ``SessionExistsError`` for an id in use.
         """
 
     def stats(self) -> EngineStats: ...
@@ -216,3 +205,35 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Stop the engine's thread; turns in flight end with CANCELLED."""
+
+
+# What every engine refuses, in the same words
+
+
+def check_opening(session_id: str, open_ids: Collection[str], max_sessions: int, max_ids: int, longest_sequence: int) -> None:
+    """Raises as ``Engine.open`` does, but for the room in the cache."""
+    if session_id in open_ids:
+        raise SessionExistsError(f"Session {session_id} is open; close it or use another id.", session_id)
+    if not 1 < max_ids <= longest_sequence:
+        raise InvalidInputError(
+            f"The session may need {max_ids} positions, but the server allows {longest_sequence}; send less text or raise kv_cache_tokens.",
+            session_id,
+        )
+    if len(open_ids) >= max_sessions:
+        raise BusyError(f"All {max_sessions} sessions are in use; try again later.", session_id)
+
+
+def cache_is_full(session_id: str) -> BusyError:
+    return BusyError("The key-value cache is full; try again later or raise kv_cache_tokens.", session_id)
+
+
+def check_turn(session_id: str, is_over: bool, append_ids: Sequence[int], limits: TurnLimits, room: int, space: TokenSpace) -> None:
+    """Raises as ``EngineSequence.turn`` does. is_over: the session takes no further turn. room: positions that the appended ids leave."""
+    if is_over:
+        raise UnknownSessionError("The session has ended; start a new one.", session_id)
+    if not append_ids or not all(0 <= token_id < space.size for token_id in append_ids):
+        raise InvalidInputError("A turn must append at least one id, all from the model's id space.", session_id)
+    if limits.max_new_ids < 1 or not (limits.forbidden | limits.forbidden_early) <= set(space.specials):
+        raise InvalidInputError("A turn must allow at least one new id and may forbid only stop ids.", session_id)
+    if room < 1:
+        raise InvalidInputError("The session has reached its length limit; start a new one for more text.", session_id)

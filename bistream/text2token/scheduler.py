@@ -21,7 +21,6 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 
-from bistream.errors import BusyError, InvalidInputError, SessionExistsError, UnknownSessionError
 from bistream.text2token.block_pool import BlockPool
 from bistream.text2token.engine import (
     SEQUENCE_FAILED_SENTENCE,
@@ -32,6 +31,9 @@ from bistream.text2token.engine import (
     TurnLimits,
     TurnResult,
     TurnSink,
+    cache_is_full,
+    check_opening,
+    check_turn,
 )
 from bistream.text2token.engine_settings import FEEDING_SHARE, EngineSettings
 from bistream.text2token.sequence import (
@@ -72,30 +74,20 @@ class Scheduler:
     # -- sessions and turns ------------------------------------------------------------------------------------------
 
     def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> SequenceRecord:
-        if session_id in self.sequences:
-            raise SessionExistsError(f"Session {session_id} is open; close it or use another id.", session_id)
-        if not 1 < max_ids <= self.settings.longest_sequence:
-            raise InvalidInputError(
-                f"The session may need {max_ids} positions, but the server allows {self.settings.longest_sequence}; "
-                "send less text or raise kv_cache_tokens.",
-                session_id,
-            )
-        if not self._free_slots:
-            raise BusyError(f"All {self.settings.max_sessions} sessions are in use; try again later.", session_id)
+        check_opening(session_id, self.sequences, self.settings.max_sessions, max_ids, self.settings.longest_sequence)
         blocks = self.pool.allocate(-(-max_ids // self.settings.block_size))
         if blocks is None:
-            raise BusyError("The key-value cache is full; try again later or raise kv_cache_tokens.", session_id)
+            raise cache_is_full(session_id)
         sequence = SequenceRecord(session_id, self._free_slots.pop(), spec, max_ids, blocks)
         self.sequences[session_id] = sequence
         return sequence
 
     def begin_turn(self, sequence: SequenceRecord, append_ids: Sequence[int], limits: TurnLimits, sink: TurnSink) -> None:
         """Start a turn. Raises ``InvalidInputError`` (bad ids or limits, no room), ``UnknownSessionError`` (session ended)."""
-        if sequence.state in (SequenceState.ENDED, SequenceState.CLOSED):
-            raise UnknownSessionError("The session has ended; start a new one.", sequence.session_id)
-        assert sequence.turn is None, "one turn in flight per session"
+        is_over = sequence.state in (SequenceState.ENDED, SequenceState.CLOSED)
         room = sequence.max_ids - sequence.num_ids - len(append_ids)
-        self._check_turn(sequence, append_ids, limits, room)
+        check_turn(sequence.session_id, is_over, append_ids, limits, room, self.space)
+        assert sequence.turn is None, "one turn in flight per session"
         leftover = () if sequence.unfed_id is None else (sequence.unfed_id,)
         turn = RunningTurn(limits, sink, (*leftover, *append_ids), min(limits.max_new_ids, room))
         sequence.turn, sequence.unfed_id, sequence.state = turn, None, SequenceState.FEEDING
@@ -241,14 +233,6 @@ class Scheduler:
             sequence.check()
 
     # -- inside ------------------------------------------------------------------------------------------------------
-
-    def _check_turn(self, sequence: SequenceRecord, append_ids: Sequence[int], limits: TurnLimits, room: int) -> None:
-        if not append_ids or not all(0 <= token_id < self.space.size for token_id in append_ids):
-            raise InvalidInputError("A turn must append at least one id, all from the model's id space.", sequence.session_id)
-        if limits.max_new_ids < 1 or not (limits.forbidden | limits.forbidden_early) <= set(self.space.specials):
-            raise InvalidInputError("A turn must allow at least one new id and may forbid only stop ids.", sequence.session_id)
-        if room < 1:
-            raise InvalidInputError("The session has reached its length limit; start a new one for more text.", sequence.session_id)
 
     def _share_prefix(self, sequence: SequenceRecord, turn: RunningTurn) -> None:
         """Start after the cached prefix of these ids: full blocks are shared, a partial one is copied."""

@@ -95,7 +95,7 @@ class SpeechTokenService:
         self._lexicon = ServerLexicon.from_file(config.lexicon, self._parts.tokenizer.spoken_tokens)
         sizes = self._parts.sizes
         self._space = TokenSpace.of(sizes)
-        longest = self._parts.engine.capabilities.max_sequence_ids
+        longest = self._parts.engine.longest_sequence
         max_ids = min(config.max_session_tokens, sizes.max_position_embeddings, longest)
         self._layouts: SessionLayouts | SentenceLayouts = (
             SentenceLayouts(sizes, self._parts.tokenizer, max_ids)

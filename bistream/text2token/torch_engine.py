@@ -26,7 +26,6 @@ from bistream.gpu.tier import TierChoice
 from bistream.metrics.recorder import Recorder
 from bistream.text2token.engine import (
     FAILED_SENTENCE,
-    EngineCapabilities,
     EngineStats,
     SamplingSpec,
     TurnLimits,
@@ -116,8 +115,8 @@ class TorchEngine:
         return cls(runner, runner.settings, tiers=(choice,), recorder=recorder, gpu_claims=shared)
 
     @property
-    def capabilities(self) -> EngineCapabilities:
-        return EngineCapabilities(self.settings.max_sessions, self.settings.longest_sequence)
+    def longest_sequence(self) -> int:
+        return self.settings.longest_sequence
 
     @property
     def healthy(self) -> bool:

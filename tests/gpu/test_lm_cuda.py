@@ -179,6 +179,6 @@ class TestGraphsEngine(EngineConformance):
             while any(sink.result is None for sink in sinks):
                 assert engine.step(), "the engine has nothing to do, but a turn has not ended"
 
-        yield Bench(engine, drive, lambda: [engine.step(), engine.step()], runner.break_down)
+        yield Bench(engine, drive, lambda: [engine.step(), engine.step()], runner.break_down, settings.max_sessions)
         engine.close()
         engine.check_integrity()

@@ -54,7 +54,7 @@ class VoiceDesigner:
         tokens = self._sizes.tokens
         prompt = labels_prompt(tokens, self._encode, text, labels)
         needed = len(prompt) + NUM_GLOBAL + ACOUSTIC_VALUES + 3
-        surplus = needed - self._engine.capabilities.max_sequence_ids
+        surplus = needed - self._engine.longest_sequence
         if surplus > 0:
             most = len(self._encode(text)) - surplus
             raise InvalidInputError(f"A voice is made from a text of at most {most} tokens; send a shorter one.")

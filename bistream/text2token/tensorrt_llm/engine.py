@@ -23,7 +23,6 @@ from bistream.errors import EngineError, ShuttingDownError
 from bistream.metrics.recorder import Recorder
 from bistream.text2token.engine import (
     FAILED_SENTENCE,
-    EngineCapabilities,
     EngineStats,
     SamplingSpec,
     TokenSpace,
@@ -86,7 +85,7 @@ class TensorRtLlmEngine:
         recorder = recorder or Recorder()
         self.metrics = TurnMetrics(recorder, clock)
         watch_stats(recorder, self.stats, sizes.tokens_per_block)
-        self._clock = clock
+        self.clock = clock
         self._stall_s = stall_s
         self._lock = threading.Lock()
         self._sequences = Sequences(sizes, merged)
@@ -111,9 +110,8 @@ class TensorRtLlmEngine:
         return cls(llmapi, llm, merged, sizes, config.session_idle_timeout_s, recorder)
 
     @property
-    def capabilities(self) -> EngineCapabilities:
-        sizes = self._sequences.sizes
-        return EngineCapabilities(sizes.max_sessions, sizes.longest_sequence, seeded=False, repetition_aware=False)
+    def longest_sequence(self) -> int:
+        return self._sequences.sizes.longest_sequence
 
     @property
     def healthy(self) -> bool:
@@ -133,7 +131,7 @@ class TensorRtLlmEngine:
             self._check_serving()
             is_first = not state.ids
             max_new_ids = self._sequences.begin_turn(state, append_ids, limits)
-            turn = RunningTurn(state, sink, TurnRules(self.space, limits, max_new_ids), self._clock())
+            turn = RunningTurn(state, sink, TurnRules(self.space, limits, max_new_ids), self.clock())
             self._turns[state] = turn
             if is_first:
                 self.metrics.first_turn_begun(state)
@@ -245,9 +243,6 @@ class TensorRtLlmEngine:
         with self._lock:
             self._sequences.request_ended(turn.state, by_stop_id)
 
-    def now(self) -> float:
-        return self._clock()
-
     def _end(self, turn: RunningTurn, result: TurnResult) -> None:
         """Exactly one end for each turn."""
         with self._lock:
@@ -289,7 +284,7 @@ class TensorRtLlmEngine:
         self._loop.call_later(STALL_INTERVAL_S, self._watch)
 
     def _look_for_stalls(self) -> None:
-        running, now = self._running(), self._clock()
+        running, now = self._running(), self.clock()
         stalled = [turn for turn in running if now - turn.responded_at >= self._stall_s]
         if stalled and len(stalled) == len(running):
             logger.error("TensorRT-LLM has not answered for %.0f s", self._stall_s)

@@ -11,8 +11,8 @@ from enum import Enum
 
 from bistream.checkpoints.config import LanguageModelConfig
 from bistream.config import RuntimeConfig
-from bistream.errors import BusyError, ConfigError, InvalidInputError, SessionExistsError, UnknownSessionError
-from bistream.text2token.engine import EngineStats, SamplingSpec, TurnLimits
+from bistream.errors import ConfigError
+from bistream.text2token.engine import EngineStats, SamplingSpec, TurnLimits, cache_is_full, check_opening, check_turn
 from bistream.text2token.engine_settings import room_for_all
 from bistream.text2token.sampler import check_spec
 from bistream.text2token.tensorrt_llm.merged_ids import MergedIds
@@ -80,36 +80,19 @@ class Sequences:
     def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> SequenceState:
         """As ``Engine.open``."""
         check_spec(spec, spec.win_size, session_id)  # repetitions are ignored
-        if session_id in self.live:
-            raise SessionExistsError(f"Session {session_id} is open; close it or use another id.", session_id)
-        if not 1 < max_ids <= self.sizes.longest_sequence:
-            raise InvalidInputError(
-                f"The session may need {max_ids} positions, but the server allows {self.sizes.longest_sequence}; "
-                "send less text or raise kv_cache_tokens.",
-                session_id,
-            )
+        check_opening(session_id, self.live, self.sizes.max_sessions, max_ids, self.sizes.longest_sequence)
         num_blocks = -(-max_ids // self.sizes.tokens_per_block)
-        if len(self.live) >= self.sizes.max_sessions:
-            raise BusyError(f"All {self.sizes.max_sessions} sessions are in use; try again later.", session_id)
         if num_blocks > self._free_blocks:
-            raise BusyError("The key-value cache is full; try again later or raise kv_cache_tokens.", session_id)
+            raise cache_is_full(session_id)
         self._free_blocks -= num_blocks
         self.live[session_id] = sequence = SequenceState(session_id, spec, max_ids, num_blocks)
         return sequence
 
     def begin_turn(self, sequence: SequenceState, append_ids: Sequence[int], limits: TurnLimits) -> int:
         """Append the ids. Returns the most ids that the turn may decode. Raises as ``EngineSequence.turn``."""
-        if sequence.state is not State.OPEN:
-            raise UnknownSessionError("The session has ended; start a new one.", sequence.session_id)
-        assert not sequence.in_turn, "one turn in flight per session"
-        space = self._merged.space
-        if not append_ids or not all(0 <= token_id < space.size for token_id in append_ids):
-            raise InvalidInputError("A turn must append at least one id, all from the model's id space.", sequence.session_id)
-        if limits.max_new_ids < 1 or not (limits.forbidden | limits.forbidden_early) <= set(space.specials):
-            raise InvalidInputError("A turn must allow at least one new id and may forbid only stop ids.", sequence.session_id)
         room = sequence.max_ids - len(sequence.ids) - len(append_ids)
-        if room < 1:
-            raise InvalidInputError("The session has reached its length limit; start a new one for more text.", sequence.session_id)
+        check_turn(sequence.session_id, sequence.state is not State.OPEN, append_ids, limits, room, self._merged.space)
+        assert not sequence.in_turn, "one turn in flight per session"
         sequence.ids += self._merged.to_merged(append_ids)
         sequence.in_turn = True
         return min(limits.max_new_ids, room)

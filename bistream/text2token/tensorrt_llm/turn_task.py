@@ -54,7 +54,7 @@ class Host(Protocol):
     merged: MergedIds
     space: TokenSpace
 
-    def now(self) -> float: ...
+    def clock(self) -> float: ...
 
     def deliver(self, turn: RunningTurn, ids: Sequence[int]) -> None: ...
 
@@ -68,7 +68,7 @@ async def decode(host: Host, turn: RunningTurn) -> TurnResult:
     while not turn.is_cancelled:
         num_before = turn.rules.num_new
         prompt = list(turn.state.ids)
-        turn.responded_at = host.now()
+        turn.responded_at = host.clock()
         turn.output = host.llm.generate_async(**host.maker.arguments(prompt, turn.rules.next_request(), turn.state.spec))
         is_over, stop_id = await _receive(host, turn, len(prompt))
         if not is_over:
@@ -90,7 +90,7 @@ async def _receive(host: Host, turn: RunningTurn, num_prompt: int) -> tuple[bool
     async for response in turn.output:
         if turn.is_cancelled:
             return False, None
-        turn.responded_at = host.now()
+        turn.responded_at = host.clock()
         if completion is None:
             turn.has_response = True
             host.count_response(turn, num_prompt, response.cached_tokens)

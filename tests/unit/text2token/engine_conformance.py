@@ -27,12 +27,14 @@ NO_STOP = TurnLimits(10, forbidden=ALL_STOPS)
 @dataclass
 class Bench:
     """An engine under test. ``drive(sinks)`` returns when all these turns have ended; ``advance()`` lets the engine do a
-    step or two; ``fail()`` makes its next step raise."""
+    step or two; ``fail()`` makes its next step raise. is_seeded: its turns repeat with their seed, not only greedy ones."""
 
     engine: Engine
     drive: Callable[[Sequence[RecordingSink]], None]
     advance: Callable[[], object]
     fail: Callable[[], None]
+    max_sessions: int
+    is_seeded: bool = True
 
     def run(self, sequence: EngineSequence, append_ids: Sequence[int], limits: TurnLimits) -> tuple[list[int], TurnResult]:
         """One turn from start to end."""
@@ -103,7 +105,7 @@ def stepped_bench(runner: FaultyRunner) -> Bench:
         while any(sink.result is None for sink in sinks):
             assert engine.step(), "the engine has nothing to do, but a turn has not ended"
 
-    return Bench(engine, drive, lambda: [engine.step(), engine.step()], runner.break_down)
+    return Bench(engine, drive, lambda: [engine.step(), engine.step()], runner.break_down, runner.settings.max_sessions)
 
 
 class EngineConformance:
@@ -168,7 +170,7 @@ class EngineConformance:
 
     def test_same_seed_gives_the_same_ids_in_any_batch(self, bench: Bench) -> None:
         """Without seeds, greedy turns do."""
-        spec = SamplingSpec(seed=11) if bench.engine.capabilities.seeded else GREEDY
+        spec = SamplingSpec(seed=11) if bench.is_seeded else GREEDY
         limits = TurnLimits(30, forbidden=ALL_STOPS)
         alone = bench.engine.open("a", spec, 200)
         expected = bench.run(alone, prompt(9, 8, 7), limits)[0] + bench.run(alone, [4, 5], limits)[0]
@@ -263,7 +265,7 @@ class EngineConformance:
         assert bench.run(bench.engine.open("a", GREEDY, 100), prompt(1, 2), NO_STOP)[0] == expected
 
     def test_busy_at_once_and_free_again(self, bench: Bench) -> None:
-        sessions = [bench.engine.open(f"s{index}", GREEDY, 16) for index in range(bench.engine.capabilities.max_sessions)]
+        sessions = [bench.engine.open(f"s{index}", GREEDY, 16) for index in range(bench.max_sessions)]
         with pytest.raises(BusyError):
             bench.engine.open("one more", GREEDY, 16)
         sessions[1].close()
@@ -272,10 +274,10 @@ class EngineConformance:
     def test_no_over_commit_of_positions(self, bench: Bench) -> None:
         """Every admitted session can run to its ``max_ids``."""
         total = bench.engine.stats().kv_tokens_total
-        longest = min(bench.engine.capabilities.max_sequence_ids, total // 2)
+        longest = min(bench.engine.longest_sequence, total // 2)
         opened = []
         with pytest.raises(BusyError):
-            for index in range(bench.engine.capabilities.max_sessions + 1):
+            for index in range(bench.max_sessions + 1):
                 opened.append(bench.engine.open(f"s{index}", GREEDY, longest))
         sinks = [RecordingSink() for _ in opened]
         head = [1 + index % 100 for index in range(longest - 20)]
@@ -315,7 +317,7 @@ class EngineConformance:
 
     def test_a_session_longer_than_the_engine_is_refused(self, bench: Bench) -> None:
         with pytest.raises(InvalidInputError):
-            bench.engine.open("a", GREEDY, bench.engine.capabilities.max_sequence_ids + 1)
+            bench.engine.open("a", GREEDY, bench.engine.longest_sequence + 1)
 
     def test_closing_the_engine_cancels_turns(self, bench: Bench) -> None:
         session = bench.engine.open("a", GREEDY, 400)

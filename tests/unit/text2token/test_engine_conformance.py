@@ -37,7 +37,7 @@ class TestThreadedTorchEngine(EngineConformance):
             with progress:
                 assert progress.wait_for(lambda: all(sink.result is not None for sink in sinks), timeout=240)
 
-        yield Bench(engine, drive, lambda: None, runner.break_down)
+        yield Bench(engine, drive, lambda: None, runner.break_down, SETTINGS.max_sessions)
         engine.close()
         engine.check_integrity()
         assert engine._thread is not None and not engine._thread.is_alive()

@@ -158,7 +158,7 @@ def test_half_precision_runs_and_is_seeded() -> None:
 def test_from_config_loads_a_model_directory(tiny_model_dir: Path) -> None:
     engine = TorchEngine.from_config(RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", max_sessions=3, kv_cache_tokens=1024))
     try:
-        assert engine.capabilities.max_sessions == 3 and engine.capabilities.max_sequence_ids == 1024
+        assert engine.settings.max_sessions == 3 and engine.longest_sequence == 1024
         sink = WaitableSink()
         space = engine.space
         engine.open("a", SamplingSpec(), 50).turn([space.sos, 1, 2], TurnLimits(5, forbidden=frozenset(space.specials)), sink)

@@ -36,13 +36,16 @@ class PortBench:
         recorder: Recorder | None = None,
         **options: Any,
     ) -> None:
-        self.clock = ManualClock()
+        self.clock, self._max_sessions = ManualClock(), sizes.max_sessions
         self.library = FakeLibrary(merged, stopping(merged) if choose is None else choose, **options)
         llm = make_llm(self.library, "merged", "bfloat16", sizes)
         self.engine = TensorRtLlmEngine(self.library, llm, merged, sizes, retention_s=60.0, recorder=recorder, clock=self.clock)
 
     def bench(self) -> Bench:
-        return Bench(self.engine, self.drive, lambda: [self.step(), self.step()], lambda: setattr(self.library, "is_broken", True))
+        def fail() -> None:
+            self.library.is_broken = True
+
+        return Bench(self.engine, self.drive, lambda: [self.step(), self.step()], fail, self._max_sessions, is_seeded=False)
 
     def step(self) -> bool:
         done = self.library.step()
