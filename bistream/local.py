@@ -28,7 +28,17 @@ from bistream.token2mel.state_budget import unshared_session_s
 from bistream.token2wav.factory import load_renderer
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2Wav, Token2WavHop
-from bistream.types import AudioChunk, AudioOptions, FloatArray, GenerationOptions, IntArray, SpeakerFeatures, SpeechTokens, VoicePrompt
+from bistream.types import (
+    AudioChunk,
+    AudioOptions,
+    FloatArray,
+    GenerationOptions,
+    IntArray,
+    SpeakerFeatures,
+    SpeechTokens,
+    TokenDemand,
+    VoicePrompt,
+)
 from bistream.voice.factory import load_speakers, load_tokenizer
 
 DEFAULT_OPTIONS = GenerationOptions()
@@ -90,7 +100,7 @@ class LocalLanguageModel:
         self.service.start(start, sink)
         self._messages[start.session_id] = messages
 
-    async def take(self, session_id: str, wanted_tokens: int) -> SpeechTokens:
+    async def take(self, session_id: str, demand: TokenDemand) -> SpeechTokens:
         """As they come."""
         with self._times.measure("language_model"):
             message = await self._messages[session_id].get()

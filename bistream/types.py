@@ -52,18 +52,14 @@ class AudioOptions:
     is_marked: bool = False
 
 
-class TokenDemand(int):
+class TokenDemand(NamedTuple):
     """How many speech tokens are useful to a caller now, and how urgent they are.
 
     slack_s: audio seconds that its listener has, those of the tokens included that the caller has; None: unknown, or nobody listens yet.
     """
 
-    slack_s: float | None
-
-    def __new__(cls, tokens: int, slack_s: float | None) -> TokenDemand:
-        demand = super().__new__(cls, tokens)
-        demand.slack_s = slack_s
-        return demand
+    tokens: int
+    slack_s: float | None = None
 
 
 @dataclass(frozen=True)

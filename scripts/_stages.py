@@ -106,9 +106,7 @@ class Stages:
         for index, (text, prompt) in enumerate(texts):
             told = language_prompt(prompt, sampling.instruct_text, is_cross_lingual)
             speaker = prompt.speaker_embedding.astype(np.int32) if self._family.tells_speaker else np.zeros(0, np.int32)
-            start = LanguageModelStart(
-                str(index), text.encode("utf-8"), True, told.prompt_text, told.prompt_speech_tokens, sampling, speaker
-            )
+            start = LanguageModelStart(str(index), text.encode("utf-8"), True, *told, sampling, speaker)
             try:
                 self._language_model.start(start, lambda message, index=index: listen(index, message))  # type: ignore[misc]
             except BistreamError as error:

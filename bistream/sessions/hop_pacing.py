@@ -86,7 +86,7 @@ class HopPacing:
         if has_tokens:
             self._hop_latency_s = now - began_at
 
-    def wanted_tokens(self, now: float) -> TokenDemand:
+    def demand(self, now: float) -> TokenDemand:
         """How many more tokens the next hop needs, and the audio that the listener has until then."""
         frames = self._speeds.heard + self._frames(len(self._session.tokens)) / self._speed
         received_s = frames * self._format.samples_per_mel_frame / self._format.sample_rate

@@ -18,7 +18,7 @@ from bistream.sessions.playback import SpokenText
 from bistream.sessions.ports import LanguageModelPort
 from bistream.sessions.session import CallerSession
 from bistream.text2token.service import LanguageModelStart
-from bistream.types import FinishReason, VoicePrompt
+from bistream.types import FinishReason, TokenDemand, VoicePrompt
 from bistream.voice.manner import language_prompt
 
 logger = logging.getLogger(__name__)
@@ -72,16 +72,14 @@ class LanguageModelClient:
         told = language_prompt(prompt, start.options.instruct_text, start.is_cross_lingual)
         speaker = prompt.speaker_tokens if tells_speaker else np.zeros(0, np.int32)
         options = replace(start.options, continues=continues)
-        await self._port.start(
-            LanguageModelStart(session.port_id, start.text, start.is_end, told.prompt_text, told.prompt_speech_tokens, options, speaker)
-        )
+        await self._port.start(LanguageModelStart(session.port_id, start.text, start.is_end, *told, options, speaker))
         self._accepts_text = True
 
-    async def read(self, wanted_tokens: Callable[[], int]) -> None:
-        """Take tokens until the last message. wanted_tokens: see ``LanguageModelPort.take``. An exception ends the session."""
+    async def read(self, demand: Callable[[], TokenDemand]) -> None:
+        """Take tokens until the last message. demand: see ``LanguageModelPort.take``. An exception ends the session."""
         session = self._session
         while session.finish_reason is None and not session.has_ended:
-            message = await self._port.take(session.port_id, wanted_tokens())
+            message = await self._port.take(session.port_id, demand())
             self.heard_at = self._clock()
             if message.is_final:
                 session.disown(LANGUAGE_MODEL)

@@ -14,7 +14,17 @@ from bistream.text2token.one_table.prompts import Labels
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
-from bistream.types import AudioChunk, AudioOptions, FloatArray, GenerationOptions, IntArray, SpeakerFeatures, SpeechTokens, VoicePrompt
+from bistream.types import (
+    AudioChunk,
+    AudioOptions,
+    FloatArray,
+    GenerationOptions,
+    IntArray,
+    SpeakerFeatures,
+    SpeechTokens,
+    TokenDemand,
+    VoicePrompt,
+)
 
 
 class VoicePort(Protocol):
@@ -37,12 +47,11 @@ class LanguageModelPort(Protocol):
     async def start(self, start: LanguageModelStart) -> None:
         """Start a session. Raises ``BistreamError``; there is no session then."""
 
-    async def take(self, session_id: str, wanted_tokens: int) -> SpeechTokens:
+    async def take(self, session_id: str, demand: TokenDemand) -> SpeechTokens:
         """The speech tokens that came since the last call, at least one or the ``finish_reason``. One call at a time for each session.
 
-        wanted_tokens: how many are useful now; a port may wait until there are about as many. A ``TokenDemand`` also says for how long the
-        listener has audio. Raises ``BistreamError`` once the session is gone. A cancelled one ends with ``FinishReason.CANCELLED`` or
-        ``CancelledError``.
+        A port may wait until there are about as many as ``demand`` says. Raises ``BistreamError`` once the session is gone. A cancelled
+        one ends with ``FinishReason.CANCELLED`` or ``CancelledError``.
         """
 
     async def append(self, session_id: str, text: bytes, is_end: bool) -> None:

@@ -28,9 +28,9 @@ from bistream.sessions.request_checks import SessionStart
 from bistream.sessions.services import Services
 from bistream.sessions.session import CallerSession, SessionState
 from bistream.sessions.session_record import SessionRecord
-from bistream.sessions.voices import Requested, Result
 from bistream.token2wav.service import Token2WavHop
 from bistream.types import AudioChunk, FinishReason, FloatArray, IntArray, SpeechTokens, VoicePrompt
+from bistream.voice.analyses import Analysis, Result
 
 logger = logging.getLogger(__name__)
 
@@ -115,15 +115,15 @@ class SessionRun:
             self._services.earlier.add(session, prompt)
             self._on_ended(self)
 
-    async def _analysed(self, ask: Callable[[SessionStart], Requested[Result]]) -> Result | None:
+    async def _analysed(self, ask: Callable[[SessionStart], Analysis[Result]]) -> Result | None:
         """None: the session has ended; an analysis of its recording goes on without it."""
         session, loop = self.session, self._services.loop
         request = await asyncio.get_running_loop().run_in_executor(self._services.helpers, ask, session.start)
-        request.result.add_done_callback(lambda _: loop.call(session.wake))
-        while not (session.has_ended or request.result.done()):
+        request.future.add_done_callback(lambda _: loop.call(session.wake))
+        while not (session.has_ended or request.future.done()):
             await session.changed()
         self._services.voices.abandon(request)
-        return request.result.result() if request.result.done() else None
+        return request.future.result() if request.future.done() else None
 
     def _take_source(self, tokens: IntArray) -> None:
         """The recording's own speech tokens, all at once, in place of the language model's."""
@@ -205,7 +205,7 @@ class SessionRun:
             with self._ending_with_its_error():
                 await self._link.start(prompt, self._services.family.tells_speaker, self._services.earlier.named_by(self.session, prompt))
                 self._deliver_what_is_due(self._services.clock())
-                await self._link.read(lambda: self._pacing.wanted_tokens(self._services.clock()))
+                await self._link.read(lambda: self._pacing.demand(self._services.clock()))
         finally:
             self._is_reading = False
             self.session.wake()

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from bistream.config import RuntimeConfig
 from bistream.contract.refusals import hash_differs, unknown_voice
@@ -27,15 +27,6 @@ from bistream.voice.conditioning import check_source, condition_reference
 
 logger = logging.getLogger(__name__)
 Part = TypeVar("Part")
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Requested(Generic[Result]):
-    """result: done at once unless there is an ``analysis``."""
-
-    result: Future[Result]
-    analysis: Analysis | None = None
 
 
 class Voices:
@@ -68,14 +59,14 @@ class Voices:
             raise unknown_voice()
         return replace(start, voice=voice)
 
-    def request(self, start: SessionStart) -> Requested[VoicePrompt]:
+    def request(self, start: SessionStart) -> Analysis[VoicePrompt]:
         """Raises ``UnknownSpeakerError``, ``InvalidInputError`` for a hash of something else, and ``BusyError`` when too many recordings
         wait. The port's errors come from the future."""
         if start.voice is not None:
-            return _known(start.voice)
+            return Analysis.known(start.voice)
         if start.speaker_id is not None:
             speaker_id = start.speaker_id
-            return _known(self._cache.get_or_build(self._named.content_key(speaker_id), lambda: self._named.load(speaker_id)))
+            return Analysis.known(self._cache.get_or_build(self._named.content_key(speaker_id), lambda: self._named.load(speaker_id)))
         if start.labels is not None:
             return self._of_labels(start.labels, start.options.seed)
         assert start.reference_wav is not None, "a checked start has a voice"
@@ -85,35 +76,32 @@ class Voices:
             raise hash_differs()
         return self._made(key, lambda: self._analyse(waveform, transcript))
 
-    def _of_labels(self, labels: Labels, seed: int) -> Requested[VoicePrompt]:
+    def _of_labels(self, labels: Labels, seed: int) -> Analysis[VoicePrompt]:
         key = f"labels:{labels.gender}:{labels.pitch}:{labels.speaking_rate}:{seed}"
         return self._made(key, lambda: voice_of_numbers(self._port.speaker_of_labels(labels, seed)))
 
-    def _made(self, key: str, make: Callable[[], VoicePrompt]) -> Requested[VoicePrompt]:
+    def _made(self, key: str, make: Callable[[], VoicePrompt]) -> Analysis[VoicePrompt]:
         """key: of a recording as it was sent, or of labels."""
         voice = self._cache.get(key)
         if voice is not None:
-            return _known(voice)
+            return Analysis.known(voice)
 
         def build() -> VoicePrompt:
             made = make()
             self._cache.put(key, made)
             return made
 
-        analysis = self._analyses.request(key, build)
-        return Requested(analysis.future, analysis)
+        return self._analyses.request(key, build)
 
-    def request_source(self, start: SessionStart) -> Requested[IntArray]:
+    def request_source(self, start: SessionStart) -> Analysis[IntArray]:
         """Speech tokens int32 [T] of the recording to convert. Raises ``BusyError``; the port's errors come from the future."""
         source = start.source_wav
         assert source is not None, "a start of voice conversion"
-        analysis = self._analyses.request(f"source:{reference_hash(source, '')}", lambda: self._source_tokens(source))
-        return Requested(analysis.future, analysis)
+        return self._analyses.request(f"source:{reference_hash(source, '')}", lambda: self._source_tokens(source))
 
-    def abandon(self, request: Requested[Any]) -> None:
+    def abandon(self, request: Analysis[Any]) -> None:
         """The session has ended without it."""
-        if request.analysis is not None:
-            self._analyses.abandon(request.analysis)
+        self._analyses.abandon(request)
 
     def close(self, timeout_s: float) -> None:
         """Wait for running analyses: they call the models, which a process that unloads must not do."""
@@ -138,9 +126,3 @@ def _submit(pool: ThreadPoolExecutor, work: Callable[[FloatArray], Part], wavefo
         return pool.submit(work, waveform)
     except RuntimeError as error:  # the system cannot create another thread
         raise BusyError("The server cannot create a thread for this recording; try again later.") from error
-
-
-def _known(voice: VoicePrompt) -> Requested[VoicePrompt]:
-    future: Future[VoicePrompt] = Future()
-    future.set_result(voice)
-    return Requested(future)

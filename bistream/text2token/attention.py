@@ -44,9 +44,7 @@ class RowGroup:
         return self.hidden.is_floating_point()
 
 
-@dataclass(frozen=True)
-class AttentionPlan:
-    groups: tuple[RowGroup, ...]
+AttentionPlan = Sequence[RowGroup]
 
 
 def plan_attention(
@@ -63,12 +61,11 @@ def plan_attention(
     fed = [index for index in range(len(positions)) if index not in decoding]
     short = [index for index in fed if positions[index][1] <= SHORT_ROWS]
     long = [[index] for index in fed if positions[index][1] > SHORT_ROWS]
-    groups = [
+    return [
         _group([positions[index] for index in members], starts[members], [tables[index] for index in members], block_size, device, decodes)
         for members, decodes in ((list(decoding), True), (short, False), *((each, False) for each in long))
         if members
     ]
-    return AttentionPlan(tuple(groups))
 
 
 def _group(
@@ -102,7 +99,7 @@ def attend_rows(query: Tensor, keys_values: Tensor, plan: AttentionPlan) -> Tens
     num_rows, heads, head_size = query.shape
     kv_heads = keys_values.shape[3]
     result = torch.zeros_like(query)  # rows of no segment are padding
-    for group in plan.groups:
+    for group in plan:
         segments, rows = group.rows.shape
         both = keys_values.index_select(1, group.blocks.view(-1)).view(2, segments, -1, kv_heads, head_size)
         # memory after the sequence is arbitrary, even NaN of a session that failed, and neither zero times NaN nor NaN below a mask is zero

@@ -73,18 +73,7 @@ class OfflineJob:
         return next(utterance)
 
 
-@dataclass(eq=False)
-class VoicePreparation:
-    """A session's first hop, which waits for the state of its voice. ``job.session`` has a rendering."""
-
-    job: HopJob
-
-    @property
-    def is_over(self) -> bool:
-        return self.job.session.has_ended
-
-
-Work = OfflineJob | VoicePreparation
+Work = OfflineJob | HopJob  # a session's first hop waits for the state of its voice; ``session`` has a rendering
 
 
 class Background:
@@ -104,7 +93,7 @@ class Background:
         return len(self._utterances)
 
     def add_voice(self, job: HopJob) -> None:
-        self._turns.append(VoicePreparation(job))
+        self._turns.append(job)
 
     def add_utterance(self, job: OfflineJob) -> None:
         self._utterances.append(job)

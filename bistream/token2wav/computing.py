@@ -155,7 +155,7 @@ class Computing:
             is_done = outcome is not None
             outcome = self._marking.utterance(outcome, work.audio) if outcome is not None else None
         else:
-            rendering = work.job.session.rendering
+            rendering = work.session.rendering
             assert rendering is not None
             self._renderer.prepare(rendering)
             is_done = not rendering.needs_preparation

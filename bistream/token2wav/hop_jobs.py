@@ -82,6 +82,10 @@ class HopJob:
     future: Future[FloatArray]
 
     @property
+    def is_over(self) -> bool:
+        return self.session.has_ended
+
+    @property
     def needs_computing(self) -> bool:
         """False for a lease renewal and for the end of a session that never received a token."""
         is_all_heard = self.hop.finalize or self.hop.lookahead_tokens is not None

@@ -39,7 +39,7 @@ from bistream.gpu.claims import LOOK_S, GpuClaims
 from bistream.hops.batch_rules import FIRST_TOKENS_PER_S, LONG_BATCH_S, MAX_BATCH_HOPS, BatchRules
 from bistream.hops.queue import BatchPace
 from bistream.metrics.recorder import Recorder
-from bistream.token2wav.background import OfflineJob, VoicePreparation, Work
+from bistream.token2wav.background import OfflineJob, Work
 from bistream.token2wav.capacity import CapacityMeter
 from bistream.token2wav.computing import Computing, HopBatch
 from bistream.token2wav.factory import load_renderer
@@ -381,8 +381,8 @@ class Token2Wav:
                 background.put_back(work)
                 return
             background.remove(work)
-            if isinstance(work, VoicePreparation) and not work.is_over:
-                self._schedule.enqueue(work.job)
+            if isinstance(work, HopJob) and not work.is_over:
+                self._schedule.enqueue(work)
         if isinstance(work, OfflineJob) and outcome is not None:
             settle(work.future, outcome)
 

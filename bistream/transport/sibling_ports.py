@@ -102,10 +102,9 @@ class SiblingLanguageModel:
     async def start(self, start: LanguageModelStart) -> None:
         await self._ask({**flat_values(start), "is_start": True, "is_pull": True})
 
-    async def take(self, session_id: str, wanted_tokens: int) -> SpeechTokens:
-        slack_s = wanted_tokens.slack_s if isinstance(wanted_tokens, TokenDemand) else None
-        pull = {"session_id": session_id, "is_start": False, "is_pull": True, "wanted_tokens": wanted_tokens, "slack_s": slack_s}
-        return speech_tokens(await self._ask(pull))
+    async def take(self, session_id: str, demand: TokenDemand) -> SpeechTokens:
+        pull = {"session_id": session_id, "is_start": False, "is_pull": True}
+        return speech_tokens(await self._ask({**pull, "wanted_tokens": demand.tokens, "slack_s": demand.slack_s}))
 
     async def append(self, session_id: str, text: bytes, is_end: bool) -> None:
         await self._ask({"session_id": session_id, "text": text, "is_start": False, "is_end": is_end})

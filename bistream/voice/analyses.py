@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from bistream.errors import BusyError
 
@@ -24,6 +24,7 @@ ANALYSIS_THREADS = 2  # at a time where they are slow: while one recording is at
 FAST_ANALYSIS_THREADS = 8  # where they are fast: what goes through the networks together (``fixed_sizes.ROWS``)
 FAST_S = 0.1  # an analysis is fast if it takes less, smoothed over a few
 _SMOOTHING = 0.2
+Result = TypeVar("Result")
 
 
 def threads_at_a_time(usual_s: float | None) -> int:
@@ -37,13 +38,20 @@ def smoothed(usual_s: float | None, new_s: float) -> float:
 
 
 @dataclass(eq=False)
-class Analysis:
+class Analysis(Generic[Result]):
     """One recording. sessions: how many wait for it. The future yields what ``build`` returned or raised."""
 
     key: str
-    build: Callable[[], Any]
+    build: Callable[[], Result]
     sessions: int = 0
-    future: Future[Any] = field(default_factory=Future)
+    future: Future[Result] = field(default_factory=Future)
+
+    @classmethod
+    def known(cls, result: Result) -> Analysis[Result]:
+        """One that was made before."""
+        known = cls("", lambda: result)
+        known.future.set_result(result)
+        return known
 
 
 class Analyses:
@@ -53,12 +61,12 @@ class Analyses:
         """most: analyses at a time, waiting and running."""
         self._most = most
         self._changed = threading.Condition()
-        self._waiting: OrderedDict[str, Analysis] = OrderedDict()  # the next one first
-        self._running: dict[str, Analysis] = {}
+        self._waiting: OrderedDict[str, Analysis[Any]] = OrderedDict()  # the next one first
+        self._running: dict[str, Analysis[Any]] = {}
         self._threads = 0
         self._usual_s: float | None = None  # of an analysis
 
-    def request(self, key: str, build: Callable[[], Any]) -> Analysis:
+    def request(self, key: str, build: Callable[[], Result]) -> Analysis[Result]:
         """The analysis of ``key``, shared with the sessions that wait for it already. Raises ``BusyError`` when too many wait."""
         with self._changed:
             analysis = self._running.get(key) or self._waiting.get(key)
@@ -71,7 +79,7 @@ class Analyses:
             analysis.sessions += 1
             return analysis
 
-    def abandon(self, analysis: Analysis) -> None:
+    def abandon(self, analysis: Analysis[Any]) -> None:
         """A session waits no longer."""
         with self._changed:
             analysis.sessions -= 1
@@ -110,7 +118,7 @@ class Analyses:
                 self._done(analysis, time.monotonic() - began_s)
                 analysis.future.set_result(voice)
 
-    def _take(self) -> Analysis | None:
+    def _take(self) -> Analysis[Any] | None:
         with self._changed:
             if not self._waiting or self._threads > threads_at_a_time(self._usual_s):
                 self._threads -= 1
@@ -120,7 +128,7 @@ class Analyses:
             self._running[analysis.key] = analysis
             return analysis
 
-    def _done(self, analysis: Analysis, took_s: float | None = None) -> None:
+    def _done(self, analysis: Analysis[Any], took_s: float | None = None) -> None:
         """took_s: None for an analysis that failed, whose time says nothing."""
         with self._changed:
             del self._running[analysis.key]

@@ -13,23 +13,13 @@ voice was saved with its transcript; here it replaces the transcript.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from bistream.types import IntArray, VoicePrompt
 
 
-@dataclass(frozen=True)
-class LanguagePrompt:
-    """What comes with the instruction, if there is one. prompt_speech_tokens: int32 [P], raw codes."""
-
-    prompt_text: str
-    prompt_speech_tokens: IntArray
-
-
-def language_prompt(voice: VoicePrompt, instruct_text: str = "", is_cross_lingual: bool = False) -> LanguagePrompt:
-    """instruct_text: empty for none."""
+def language_prompt(voice: VoicePrompt, instruct_text: str, is_cross_lingual: bool) -> tuple[str, IntArray]:
+    """Prompt text and prompt speech int32 [P], raw codes. instruct_text: empty for none."""
     if instruct_text or is_cross_lingual or not voice.prompt_text.strip():
-        return LanguagePrompt("", np.zeros(0, np.int32))
-    return LanguagePrompt(voice.prompt_text, voice.speech_tokens)
+        return "", np.zeros(0, np.int32)
+    return voice.prompt_text, voice.speech_tokens

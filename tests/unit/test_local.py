@@ -18,7 +18,7 @@ from bistream.errors import SessionExistsError
 from bistream.local import LocalPipeline, VoiceChoice
 from bistream.sessions.breaks import FADE_S
 from bistream.token2wav.service import Token2WavHop
-from bistream.types import AudioChunk, FloatArray, GenerationOptions, SpeechTokens
+from bistream.types import AudioChunk, FloatArray, GenerationOptions, SpeechTokens, TokenDemand
 from tests.formats import SAMPLE_RATE, SAMPLES_PER_MEL_FRAME, SAMPLES_PER_TOKEN
 from tests.sounds import speech_like
 
@@ -121,8 +121,8 @@ def test_a_rate_holds_for_its_text_alone(pipeline: LocalPipeline, monkeypatch: p
     messages, hops = list[SpeechTokens](), list[Token2WavHop]()
     take, hop = pipeline._language_model.take, pipeline._token2wav.hop
 
-    async def taken(session_id: str, wanted_tokens: int) -> SpeechTokens:
-        messages.append(await take(session_id, wanted_tokens))
+    async def taken(session_id: str, demand: TokenDemand) -> SpeechTokens:
+        messages.append(await take(session_id, demand))
         return messages[-1]
 
     async def hopped(one: Token2WavHop) -> FloatArray:

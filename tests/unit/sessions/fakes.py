@@ -28,6 +28,7 @@ from bistream.types import (
     IntArray,
     SpeakerFeatures,
     SpeechTokens,
+    TokenDemand,
     VoicePrompt,
 )
 from tests.formats import LOOKAHEAD_TOKENS, SAMPLES_PER_MEL_FRAME, SAMPLES_PER_TOKEN, VOCODER_OVERLAP_SAMPLES
@@ -145,8 +146,8 @@ class FakeLanguageModel:
             blocks = length // CHARS_PER_BLOCK
             self.open[session_id].put_nowait(SpeechTokens((), blocks * CHARS_PER_BLOCK, None, True, *fed(blocks)))
 
-    async def take(self, session_id: str, wanted_tokens: int) -> SpeechTokens:
-        assert wanted_tokens > 0
+    async def take(self, session_id: str, demand: TokenDemand) -> SpeechTokens:
+        assert demand.tokens > 0
         if session_id not in self.open:
             raise UnknownSessionError("unknown", session_id)
         message = await self.open[session_id].get()

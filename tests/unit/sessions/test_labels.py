@@ -77,7 +77,7 @@ def test_a_voice_is_made_once_for_the_same_labels_and_seed() -> None:
 
     def made(seed: int, **labels: Any) -> list[int]:
         asked = start(options=GenerationOptions(seed=seed), **labels)
-        return list(voices.request(asked).result.result(WAIT_S).speaker_tokens)
+        return list(voices.request(asked).future.result(WAIT_S).speaker_tokens)
 
     first = made(7)
     assert first == list(SpeakerTokens((7,) * 32, Labels("female"), 200, 4).numbers)

@@ -48,7 +48,7 @@ def test_both_models_hear_the_speech_alone_and_the_hash_is_that_of_what_was_sent
     port = ListeningPort()
     voices = Voices(CONFIG, port)
     digest = reference_hash(RECORDING, WORDS)
-    voice = voices.request(start(digest)).result.result(WAIT_S)
+    voice = voices.request(start(digest)).future.result(WAIT_S)
     for heard in (port.tokenized, port.heard):
         np.testing.assert_array_equal(heard[0], condition_reference(RECORDING, CONFIG))
     assert len(voice.speech_tokens) == len(port.heard[0]) // 640 < len(RECORDING) // 640
@@ -60,9 +60,9 @@ def test_both_models_hear_the_speech_alone_and_the_hash_is_that_of_what_was_sent
 def test_a_source_keeps_its_samples_and_needs_speech() -> None:
     port = ListeningPort()
     voices = Voices(CONFIG, port)
-    voices.request_source(replace(start(), source_wav=RECORDING)).result.result(WAIT_S)
+    voices.request_source(replace(start(), source_wav=RECORDING)).future.result(WAIT_S)
     np.testing.assert_array_equal(port.tokenized[0], RECORDING)
     silent = voices.request_source(replace(start(), source_wav=SILENCE))
     with pytest.raises(InvalidInputError, match="The recording in source_wav has no speech"):
-        silent.result.result(WAIT_S)
+        silent.future.result(WAIT_S)
     voices.close(WAIT_S)

@@ -93,10 +93,10 @@ def test_nothing_is_lost_and_at_most_one_utterance_is_in_progress(operations: li
             background.put_back(work)
         elif work is not None:
             background.remove(work)
-            expected.discard((work.session_id or "") if isinstance(work, OfflineJob) else work.job.session.session_id)
+            expected.discard((work.session_id or "") if isinstance(work, OfflineJob) else work.session.session_id)
     assert sum(name.startswith("u") for name in expected) == background.utterances
     seen: set[str] = set()
     while (work := background.take()) is not None:
-        seen.add((work.session_id or "") if isinstance(work, OfflineJob) else work.job.session.session_id)
+        seen.add((work.session_id or "") if isinstance(work, OfflineJob) else work.session.session_id)
         background.remove(work)
     assert seen == expected

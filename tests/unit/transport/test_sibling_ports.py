@@ -70,9 +70,9 @@ def ports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ask]:
 
 
 async def take_all(port: LanguageModelPort, wanted_tokens: int) -> list[SpeechTokens]:
-    messages = [await port.take("s", wanted_tokens)]
+    messages = [await port.take("s", TokenDemand(wanted_tokens))]
     while not messages[-1].is_final:
-        messages.append(await port.take("s", wanted_tokens))
+        messages.append(await port.take("s", TokenDemand(wanted_tokens)))
     return messages
 
 
@@ -135,9 +135,9 @@ def test_a_pull_says_for_how_long_its_listener_has_audio(ports: Ask, slack_s: fl
 def test_tokens_that_came_before_an_error_are_spoken_before_it_is_raised(ports: Ask) -> None:
     speaking, _ = ports(speaking_model(SpeechTokens((1, 2), 3), SessionTimeoutError("Nothing came.", "s")))
     run(speaking.language_model.start(start()))
-    assert run(speaking.language_model.take("s", 1)) == SpeechTokens((1, 2), 3)
+    assert run(speaking.language_model.take("s", TokenDemand(1))) == SpeechTokens((1, 2), 3)
     with pytest.raises(SessionTimeoutError, match="Nothing came"):
-        run(speaking.language_model.take("s", 1))
+        run(speaking.language_model.take("s", TokenDemand(1)))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ class Studio:
         self.changed = threading.Condition()
         self.voice = random_voice()
 
-    def request(self, key: str) -> Analysis:
+    def request(self, key: str) -> Analysis[VoicePrompt]:
         return self.analyses.request(key, self._builder(key))
 
     def _builder(self, key: str) -> Callable[[], VoicePrompt]:
