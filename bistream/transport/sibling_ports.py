@@ -1,12 +1,14 @@
 """The orchestrator's ports in a server: its calls of the sibling models.
 
-Those of sessions go through a channel to each model (``channel.py``), the analysis of a recording over BLS (``bls_client.py``).
+Those of sessions go through a channel to each model (``channel.py``), the analysis of a recording over BLS (``pb_utils.InferenceRequest``):
+Triton batches them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -16,13 +18,13 @@ import numpy as np
 
 from bistream.contract.codec import Arrays, Values, flat_values, input_arrays, input_values
 from bistream.contract.fields import AUDIO_TOKENIZER, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV, ModelContract
-from bistream.errors import CancelledError, EngineError, ShuttingDownError, UnknownSessionError
+from bistream.contract.refusals import parse_error, shut_down
+from bistream.errors import BistreamError, CancelledError, EngineError, ShuttingDownError, UnknownSessionError
 from bistream.sessions.ports import Ports
 from bistream.text2token.one_table.prompts import Labels
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
-from bistream.transport.bls_client import BlsClient
 from bistream.transport.call_sockets import socket_path
 from bistream.transport.channel import CallChannel
 from bistream.types import (
@@ -36,6 +38,8 @@ from bistream.types import (
     TokenDemand,
     VoicePrompt,
 )
+
+logger = logging.getLogger(__name__)
 
 RELOAD_ATTEMPTS, RELOAD_WAIT_S = 16, 0.25  # 4 s: less than the end of a drain waits for its sessions
 
@@ -63,8 +67,8 @@ def open_channel(contract: ModelContract) -> CallChannel:
 class SiblingVoice:
     """``ports.VoicePort``. A model that is not loaded at the moment is waited for: the keeper reloads a model whose process has died."""
 
-    def __init__(self, client: BlsClient, pause: Callable[[float], None] = time.sleep) -> None:
-        self._client = client
+    def __init__(self, pb_utils: Any, pause: Callable[[float], None] = time.sleep) -> None:
+        self._pb_utils = pb_utils
         self._pause = pause
 
     def prompt_speech_tokens(self, reference_wav: FloatArray) -> IntArray:
@@ -87,10 +91,34 @@ class SiblingVoice:
         """A refused call has not reached the model, so it can be repeated."""
         for _ in range(RELOAD_ATTEMPTS):
             try:
-                return self._client.call(contract, input_arrays(contract, values))
+                return self._call_once(contract, input_arrays(contract, values))
             except ShuttingDownError:
                 self._pause(RELOAD_WAIT_S)
         raise EngineError("A model of the server is being loaded; try again in a few seconds.")
+
+    def _call_once(self, contract: ModelContract, arrays: Arrays) -> Arrays:
+        """Blocks until it is answered; a model that is not loaded at the moment refuses it at once."""
+        request = self._pb_utils.InferenceRequest(  # never ask it ``is_cancelled``: that would abort the server
+            model_name=contract.name,
+            requested_output_names=[spec.name for spec in contract.outputs],
+            inputs=[self._pb_utils.Tensor(name, np.ascontiguousarray(array)) for name, array in arrays.items()],
+        )
+        response = request.exec(decoupled=False)
+        if response.has_error():
+            raise _sibling_error(response.error().message())
+        # The tensors live in shared memory that is reused once the response is freed.
+        return {tensor.name(): tensor.as_numpy().copy() for tensor in response.output_tensors()}
+
+
+def _sibling_error(message: str) -> BistreamError:
+    """The error in a sibling's message; Triton's own messages, which may contain paths, go to the log only."""
+    error = parse_error(message)
+    if type(error) is not BistreamError:
+        return error
+    logger.warning("a call to another model failed: %s", message)
+    if "not ready" in message:  # models are being unloaded while sessions still run
+        return shut_down()
+    return EngineError("A model of the server failed; try again.")
 
 
 class SiblingLanguageModel:
@@ -201,7 +229,7 @@ class SiblingModels:
     def __init__(self, pb_utils: Any) -> None:
         self._channels = [open_channel(contract) for contract in (LLM_BISTREAM, TOKEN2WAV)]
         language_model, token2wav = self._channels
-        self.ports = Ports(SiblingVoice(BlsClient(pb_utils)), SiblingLanguageModel(language_model), SiblingToken2Wav(token2wav))
+        self.ports = Ports(SiblingVoice(pb_utils), SiblingLanguageModel(language_model), SiblingToken2Wav(token2wav))
 
     def close(self) -> None:
         """Idempotent."""

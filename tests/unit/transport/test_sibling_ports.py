@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.contract.codec import CallInputs, Values, to_array
-from bistream.contract.fields import AUDIO_TOKENIZER, CONTRACTS, LLM_BISTREAM
+from bistream.contract.fields import CONTRACTS, LLM_BISTREAM
 from bistream.errors import (
     BistreamError,
     EngineError,
@@ -25,7 +25,6 @@ from bistream.sessions.ports import LanguageModelPort, Ports
 from bistream.text2token.one_table.prompts import Labels
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.service import Token2WavHop
-from bistream.transport.bls_client import BlsClient
 from bistream.transport.sibling_ports import (
     RELOAD_ATTEMPTS,
     SiblingModels,
@@ -148,7 +147,7 @@ def test_tokens_that_came_before_an_error_are_spoken_before_it_is_raised(ports: 
     ],
 )
 def test_tritons_own_messages_do_not_reach_the_client(words: str, expected: type[BistreamError]) -> None:
-    voice = SiblingVoice(BlsClient(FakePbUtils(lambda model, arrays: [error_response(words)])), lambda seconds: None)
+    voice = SiblingVoice(FakePbUtils(lambda model, arrays: [error_response(words)]), lambda seconds: None)
     with pytest.raises(expected) as failure:
         voice.prompt_speech_tokens(np.zeros(16000, np.float32))
     assert "audio_tokenizer" not in failure.value.sentence
@@ -161,14 +160,14 @@ NOT_LOADED = "Model audio_tokenizer - Error when running inference: Server not r
 def test_a_recording_waits_for_a_model_that_is_being_loaded(refusals: int) -> None:
     answers = [error_response(NOT_LOADED)] * refusals + [response(prompt_speech_tokens=np.arange(3, dtype=np.int32))]
     pauses: list[float] = []
-    voice = SiblingVoice(BlsClient(FakePbUtils(lambda model, arrays: [answers.pop(0)])), pauses.append)
+    voice = SiblingVoice(FakePbUtils(lambda model, arrays: [answers.pop(0)]), pauses.append)
     assert voice.prompt_speech_tokens(np.zeros(16000, np.float32)).tolist() == [0, 1, 2]
     assert len(pauses) == refusals
 
 
 def test_a_model_that_is_not_loaded_in_time_is_an_error_that_can_be_retried() -> None:
     pauses: list[float] = []
-    voice = SiblingVoice(BlsClient(FakePbUtils(lambda model, arrays: [error_response(NOT_LOADED)])), pauses.append)
+    voice = SiblingVoice(FakePbUtils(lambda model, arrays: [error_response(NOT_LOADED)]), pauses.append)
     with pytest.raises(EngineError, match="being loaded"):
         voice.speaker_features(np.zeros(16000, np.float32))
     assert 2.0 <= sum(pauses) <= 5.0
@@ -181,7 +180,7 @@ def test_a_recording_that_killed_its_model_is_not_sent_again() -> None:
         calls.append(model)
         return [error_response("Stub process 'audio_tokenizer_0_0' is not healthy.")]
 
-    voice = SiblingVoice(BlsClient(FakePbUtils(answer)), lambda seconds: None)
+    voice = SiblingVoice(FakePbUtils(answer), lambda seconds: None)
     with pytest.raises(EngineError):
         voice.prompt_speech_tokens(np.zeros(16000, np.float32))
     assert calls == ["audio_tokenizer"]
@@ -237,5 +236,5 @@ def test_a_request_without_an_answer_is_an_engine_error(ports: Ask) -> None:
 
 def test_answers_do_not_point_into_shared_memory() -> None:
     shared = np.zeros(4, np.float32)
-    client = BlsClient(FakePbUtils(lambda model, arrays: [response(prompt_speech_tokens=shared)]))
-    assert not np.shares_memory(client.call(AUDIO_TOKENIZER, {})["prompt_speech_tokens"], shared)
+    voice = SiblingVoice(FakePbUtils(lambda model, arrays: [response(prompt_speech_tokens=shared)]))
+    assert not np.shares_memory(voice.prompt_speech_tokens(np.zeros(16000, np.float32)), shared)
