@@ -89,20 +89,19 @@ def read_text_tokenizer(model_dir: str, checkpoint: CheckpointConfig) -> TextTok
 
 
 def _one_table_parts(config: RuntimeConfig, sizes: OneTableConfig, family: Family, recorder: Recorder | None) -> LanguageModelParts:
+    check_dtype(config.dtype)
     card = read_model_card(config.model_dir)
+    with phase("tokenizer of the text"):
+        tokenizer = read_tokenizer(config.model_dir, family.text_directory, sizes.tokens)
     if config.engine != "torch":
-        check_dtype(config.dtype)
-        with phase("tokenizer of the text"):
-            tokenizer = read_tokenizer(config.model_dir, family.text_directory, sizes.tokens)
         longest = min(config.max_session_tokens, sizes.longest_sequence)
         engine, tiers = make_engine(replace(config, max_session_tokens=longest), recorder)
         return LanguageModelParts(tokenizer, sizes, engine, tiers, family, card)
     with phase("imports"):
-        from bistream.text2token.one_table.loading import load_model  # noqa: PLC0415  (loads torch)
+        from bistream.text2token.one_table.loading import load_engines  # noqa: PLC0415  (loads torch)
 
-    model = load_model(config, sizes, family, recorder)
-    voices = VoiceDesigner(model.voices, sizes, model.tokenizer.encode)
-    return LanguageModelParts(model.tokenizer, sizes, model.speech, model.tiers, family, card, voices)
+    speech, voices = load_engines(config, sizes, family, recorder)
+    return LanguageModelParts(tokenizer, sizes, speech, speech.tiers, family, card, VoiceDesigner(voices, sizes, tokenizer.encode))
 
 
 def make_engine(config: RuntimeConfig, recorder: Recorder | None = None) -> tuple[Engine, tuple[TierChoice, ...]]:

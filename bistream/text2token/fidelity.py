@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from bistream.families.registry import TEXT_CONFIGS, YAML_NAMES
 from bistream.gpu.fidelity import Fidelity, Ranges, facts_of, measured_once, ratio_db
 from bistream.gpu.precision import exact_float32
 from bistream.processes.start_phases import phase
+from bistream.store.fingerprint import Fingerprint
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.step_runners import device_and_dtype
@@ -35,9 +36,15 @@ def within_bounds(config: RuntimeConfig, sizes: LanguageModelConfig) -> RuntimeC
         return config
     with phase("does the language model bear 16 bit"):
         facts = facts_of(config.model_dir, _FILES, device, dtype)
-        (fidelity,) = measured_once("language-model", facts, lambda: [_measure_file(config, sizes, device, dtype)])
+        is_enough = bears(facts, lambda: _measure_file(config, sizes, device, dtype))
+    return config if is_enough else replace(config, dtype="float32", kernels="plain")
+
+
+def bears(facts: Fingerprint, measured: Callable[[], Fidelity]) -> bool:
+    """Whether the scores are kept. Says it in the log; measures it where that is not known yet."""
+    (fidelity,) = measured_once("language-model", facts, lambda: [measured()])
     fidelity.report()
-    return config if fidelity.is_enough else replace(config, dtype="float32", kernels="plain")
+    return fidelity.is_enough
 
 
 def _measure_file(config: RuntimeConfig, sizes: LanguageModelConfig, device: torch.device, dtype: torch.dtype) -> Fidelity:
@@ -55,7 +62,7 @@ def measure(sizes: LanguageModelConfig, weights: ModelWeights, dtype: torch.dtyp
     with exact_float32():
         with Ranges(_parameters(weights)) as ranges:
             wanted = exact.logits(exact.forward_dense(sequence))
-        rounded = Qwen2Model(sizes, _in_dtype(weights, dtype))
+        rounded = Qwen2Model(sizes, weights.to(dtype))
         found = rounded.logits(rounded.forward_dense(sequence))
     return Fidelity(STAGE, "logits", dtype, ratio_db(wanted, found), ranges.largest, ranges.place)
 
@@ -78,11 +85,3 @@ def _parameters(weights: ModelWeights) -> Iterator[tuple[str, Tensor]]:
     for index, layer in enumerate(weights.layers):
         for field in fields(LayerWeights):
             yield f"layers.{index}.{field.name}", getattr(layer, field.name)
-
-
-def _in_dtype(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:
-    """The head stays in float32, as in every tier."""
-    layers = (
-        LayerWeights(**{field.name: getattr(layer, field.name).to(dtype) for field in fields(LayerWeights)}) for layer in weights.layers
-    )
-    return replace(weights, embedding=weights.embedding.to(dtype), layers=tuple(layers), final_norm=weights.final_norm.to(dtype))

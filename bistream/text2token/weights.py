@@ -59,6 +59,11 @@ class ModelWeights:
     head_weight: Tensor  # [TokenSpace.num_scores, hidden] float32
     head_bias: Tensor  # [TokenSpace.num_scores] float32; zero where the checkpoint's head has none
 
+    def to(self, dtype: torch.dtype) -> ModelWeights:
+        """With all but the head, which is float32 in every tier, in ``dtype``."""
+        layers = tuple(LayerWeights(**{name: tensor.to(dtype) for name, tensor in vars(layer).items()}) for layer in self.layers)
+        return replace(self, embedding=self.embedding.to(dtype), layers=layers, final_norm=self.final_norm.to(dtype))
+
     def packed(self) -> ModelWeights:
         """For inference on their device (``products``)."""
         return replace(self, layers=tuple(layer.packed() for layer in self.layers), head_weight=packed(self.head_weight))

@@ -1,4 +1,4 @@
-"""Loads a one-table model's tokenizer and engines from a model directory: one that speaks, and one that makes voices, with the same body.
+"""Loads a one-table model's engines from a model directory: one that speaks, and one that makes voices, with the same body.
 
 The engine is the torch engine. In its tier ``graphs`` sampling is recorded PyTorch: the kernel samples another way.
 """
@@ -6,26 +6,25 @@ The engine is the torch engine. In its tier ``graphs`` sampling is recorded PyTo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bistream.checkpoints.one_table import OneTableConfig, check_dtype
+from bistream.checkpoints.one_table import OneTableConfig
 from bistream.config import RuntimeConfig
 from bistream.families.family import Family
 from bistream.gpu.claims import TOKENS, gpu_claims
-from bistream.gpu.device import open_device, resolve_device
-from bistream.gpu.fidelity import facts_of, measured_once
-from bistream.gpu.tier import Tier, TierChoice, choose_tier
+from bistream.gpu.device import open_device
+from bistream.gpu.fidelity import facts_of
+from bistream.gpu.tier import Tier, choose_tier
 from bistream.metrics.recorder import Recorder
 from bistream.processes.start_phases import phase
 from bistream.text2token.engine_settings import EngineSettings, settings_of
-from bistream.text2token.fidelity import measure
+from bistream.text2token.fidelity import bears, measure
 from bistream.text2token.one_table.prompts import begin_speech, content_ids
 from bistream.text2token.one_table.sampling import make_sampler
-from bistream.text2token.one_table.tokenizer import PlainTextTokenizer, read_tokenizer
 from bistream.text2token.one_table.weights import FILE_NAME, build_weights, load_state, voice_rows
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sizes import graphs_need
@@ -39,25 +38,16 @@ from bistream.voice.analyses import FAST_ANALYSIS_THREADS
 VOICE_SESSIONS, VOICE_POSITIONS = FAST_ANALYSIS_THREADS, 512
 
 
-@dataclass(frozen=True)
-class OneTableModel:
-    """speech: its speech tokens are the semantic ones. voices: pitch, speed and global tokens (``voice_design``)."""
+def load_engines(
+    config: RuntimeConfig, sizes: OneTableConfig, family: Family, recorder: Recorder | None = None
+) -> tuple[TorchEngine, TorchEngine]:
+    """One whose speech tokens are the semantic ones, and one of pitch, speed and global tokens (``voice_design``).
 
-    tokenizer: PlainTextTokenizer
-    speech: TorchEngine
-    voices: TorchEngine
-    tiers: tuple[TierChoice, ...]
-
-    def close(self) -> None:
-        self.voices.close()
-        self.speech.close()
-
-
-def load_model(config: RuntimeConfig, sizes: OneTableConfig, family: Family, recorder: Recorder | None = None) -> OneTableModel:
-    """Raises ``CheckpointError`` naming a file that is missing, damaged or does not fit, or ``ConfigError``; nothing runs then."""
-    device, dtype = _device_and_dtype(config)
-    with phase("tokenizer of the text"):
-        tokenizer = read_tokenizer(config.model_dir, family.text_directory, sizes.tokens)
+    Raises ``CheckpointError`` naming a file that is missing, damaged or does not fit, or ``ConfigError``; nothing runs then.
+    """
+    device, dtype = device_and_dtype(config.device, config.dtype)
+    if dtype == torch.float16:  # a GPU without bfloat16; the scores would become NaN
+        dtype = torch.float32
     open_device(device)
     with phase("language model: weights read"):
         weights = build_weights(load_state(config.model_dir, family.text_directory), sizes, device, torch.float32)
@@ -80,19 +70,10 @@ def load_model(config: RuntimeConfig, sizes: OneTableConfig, family: Family, rec
     )
     voices = runners.make(sizes.of_voices, weights.embedding[voice_rows(sizes)], for_voices)
     claims = gpu_claims(device, TOKENS) if config.idle_pause > 0.0 else None
-    return OneTableModel(
-        tokenizer,
+    return (
         TorchEngine(speech, settings, tiers=(tier,), recorder=recorder, gpu_claims=claims),
         TorchEngine(voices, for_voices, tiers=(tier,)),
-        (tier,),
     )
-
-
-def _device_and_dtype(config: RuntimeConfig) -> tuple[torch.device, torch.dtype]:
-    """auto on a GPU without bfloat16 is float32. Raises ``ConfigError``."""
-    check_dtype(config.dtype)
-    device, dtype = device_and_dtype(config.device, config.dtype)
-    return resolve_device(config.device), torch.float32 if dtype == torch.float16 else dtype
 
 
 def _within_bounds(config: RuntimeConfig, sizes: OneTableConfig, family: Family, weights: ModelWeights, dtype: torch.dtype) -> torch.dtype:
@@ -100,9 +81,7 @@ def _within_bounds(config: RuntimeConfig, sizes: OneTableConfig, family: Family,
     device = weights.embedding.device
     files = (f"{family.text_directory}/{FILE_NAME}", *family.text_files, *family.yaml_names)
     facts = facts_of(config.model_dir, files, device, dtype)
-    (fidelity,) = measured_once("language-model", facts, lambda: [measure(sizes, weights, dtype, _some_ids(sizes))])
-    fidelity.report()
-    return dtype if fidelity.is_enough else torch.float32
+    return dtype if bears(facts, lambda: measure(sizes, weights, dtype, _some_ids(sizes))) else torch.float32
 
 
 def _some_ids(sizes: OneTableConfig) -> Sequence[int]:
@@ -127,7 +106,7 @@ class _Runners:
 
             self._folded = fold_weights(weights, sizes, device, dtype)
         else:
-            weights = _in_dtype(weights, dtype)
+            weights = weights.to(dtype)
             self._weights = replace(weights, layers=tuple(layer.packed() for layer in weights.layers))
 
     def make(self, sizes: OneTableConfig, head: Tensor, settings: EngineSettings) -> StepRunner:
@@ -140,9 +119,3 @@ class _Runners:
         from bistream.text2token.graphs.weights import with_head  # noqa: PLC0415
 
         return GraphStepRunner(sizes, with_head(self._folded, head, bias, self._final_norm), settings)
-
-
-def _in_dtype(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:
-    """The head stays in float32, as in every tier."""
-    layers = tuple(type(layer)(**{name: tensor.to(dtype) for name, tensor in vars(layer).items()}) for layer in weights.layers)
-    return replace(weights, embedding=weights.embedding.to(dtype), layers=layers, final_norm=weights.final_norm.to(dtype))

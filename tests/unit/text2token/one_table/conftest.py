@@ -11,7 +11,7 @@ from bistream.checkpoints.one_table import OneTableConfig
 from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.families.spark import SPARK
-from bistream.text2token.one_table.loading import OneTableModel, load_model
+from bistream.text2token.factory import LanguageModelParts, load_parts
 from scripts.make_checkpoint import make_checkpoint
 
 
@@ -35,7 +35,7 @@ def sizes(model_dir: Path) -> OneTableConfig:
 
 
 @pytest.fixture(scope="session")
-def model(config: RuntimeConfig, sizes: OneTableConfig) -> Iterator[OneTableModel]:
-    loaded = load_model(config, sizes, SPARK)
+def model(config: RuntimeConfig) -> Iterator[LanguageModelParts]:
+    loaded = load_parts(config)
     yield loaded
     loaded.close()

@@ -16,18 +16,16 @@ from torch.nn.attention import flex_attention as flex
 
 from bistream.checkpoints.model_dir import check_model_dir
 from bistream.checkpoints.one_table import RELEASED, OneTableConfig
-from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, ConfigError, EngineError, InvalidInputError
 from bistream.families.spark import SPARK
 from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnEnd, TurnLimits
 from bistream.text2token.engine_settings import EngineSettings
+from bistream.text2token.factory import LanguageModelParts, load_parts
 from bistream.text2token.graphs.runner import BLOCK_SIZE, GraphStepRunner
 from bistream.text2token.graphs.weights import fold_weights
-from bistream.text2token.one_table.loading import OneTableModel, load_model
 from bistream.text2token.one_table.prompts import Labels, SpeakerTokens, begin_speech, clone_prompt
 from bistream.text2token.one_table.sampling import make_sampler
-from bistream.text2token.one_table.voice_design import VoiceDesigner
 from bistream.text2token.one_table.weights import build_weights, expected_shapes, load_state, voice_rows
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.step_runner import EagerRunner, StepRunner
@@ -63,7 +61,7 @@ def interpreted_attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return iter(())
 
 
-def prompts(model: OneTableModel, sizes: OneTableConfig) -> list[list[int]]:
+def prompts(model: LanguageModelParts, sizes: OneTableConfig) -> list[list[int]]:
     tokens, encode = sizes.tokens, model.tokenizer.encode
     return [[*clone_prompt(tokens, encode, text, SPEAKER), *begin_speech(tokens, range(place))] for place, text in enumerate(TEXTS)]
 
@@ -84,7 +82,7 @@ def spoken(runner: StepRunner, work: Sequence[tuple[Sequence[int], SamplingSpec]
     return [sink.ids for sink in sinks]
 
 
-def test_a_session_speaks_the_same_in_any_company(model: OneTableModel, sizes: OneTableConfig, weights: ModelWeights) -> None:
+def test_a_session_speaks_the_same_in_any_company(model: LanguageModelParts, sizes: OneTableConfig, weights: ModelWeights) -> None:
     work = [(prompt, replace(SPEC, seed=seed, temperature=1.0 + 0.2 * seed)) for seed, prompt in enumerate(prompts(model, sizes))]
     together = spoken(plain_runner(sizes, weights), work)
     alone = [spoken(plain_runner(sizes, weights), [one])[0] for one in work]
@@ -93,14 +91,14 @@ def test_a_session_speaks_the_same_in_any_company(model: OneTableModel, sizes: O
     assert all(map(space.is_speech, [one for ids in together for one in ids])) and len({tuple(ids) for ids in together}) == len(work)
 
 
-def test_the_recorded_steps_speak_the_same(model: OneTableModel, sizes: OneTableConfig, weights: ModelWeights) -> None:
+def test_the_recorded_steps_speak_the_same(model: LanguageModelParts, sizes: OneTableConfig, weights: ModelWeights) -> None:
     work = [(prompt, replace(SPEC, seed=seed)) for seed, prompt in enumerate(prompts(model, sizes))]
     assert spoken(graph_runner(sizes, weights), work[:2], 6) == spoken(plain_runner(sizes, weights), work[:2], 6)
 
 
 @pytest.mark.parametrize("make", [plain_runner, graph_runner])
 def test_a_voice_is_pitch_speed_and_global_tokens(
-    make: Callable[[OneTableConfig, ModelWeights], StepRunner], model: OneTableModel, sizes: OneTableConfig, weights: ModelWeights
+    make: Callable[[OneTableConfig, ModelWeights], StepRunner], model: LanguageModelParts, sizes: OneTableConfig, weights: ModelWeights
 ) -> None:
     """In the recorded steps, too; a greedy one and two with seeds."""
     rows = weights.embedding[voice_rows(sizes)]
@@ -121,8 +119,8 @@ def test_a_voice_is_pitch_speed_and_global_tokens(
         assert [phases.index(next(phase for phase in phases if one in phase)) for one in found] == [0, 1, 2, 2, 2, 2]
 
 
-def test_voices_are_made_side_by_side_as_alone(model: OneTableModel, sizes: OneTableConfig) -> None:
-    designer = VoiceDesigner(model.voices, sizes, model.tokenizer.encode)
+def test_voices_are_made_side_by_side_as_alone(model: LanguageModelParts, sizes: OneTableConfig) -> None:
+    designer = model.designer
     labels, seeds = Labels("female", "high"), range(3)
     alone = [designer.make(labels, seed) for seed in seeds]
     made: dict[int, object] = {}
@@ -134,22 +132,22 @@ def test_voices_are_made_side_by_side_as_alone(model: OneTableModel, sizes: OneT
     assert designer.make(labels, 0, "Another text.") not in alone
     for voice in alone:
         assert voice.labels == labels and voice.ids(sizes.tokens)
-    assert model.voices.stats().sessions == 0
+    assert model.designer._engine.stats().sessions == 0
 
 
-def test_a_voice_of_a_long_text_is_refused(model: OneTableModel, sizes: OneTableConfig) -> None:
-    designer = VoiceDesigner(model.voices, sizes, model.tokenizer.encode)
+def test_a_voice_of_a_long_text_is_refused(model: LanguageModelParts, sizes: OneTableConfig) -> None:
+    designer = model.designer
     with pytest.raises(InvalidInputError, match="a text of at most 467 tokens"):
         designer.begin(Labels("male"), 0, lambda voice: None, "x " * 600)
-    assert model.voices.stats().sessions == 0
+    assert model.designer._engine.stats().sessions == 0
 
 
-def test_a_cancelled_voice_is_an_error(model: OneTableModel, sizes: OneTableConfig) -> None:
-    designer, found = VoiceDesigner(model.voices, sizes, model.tokenizer.encode), list[object]()
+def test_a_cancelled_voice_is_an_error(model: LanguageModelParts, sizes: OneTableConfig) -> None:
+    designer, found = model.designer, list[object]()
     designer.begin(Labels("male"), 0, found.append)()
     while not found:
         torch.ones(1).add(1)
-    assert isinstance(found[0], (EngineError, SpeakerTokens)) and model.voices.stats().sessions == 0
+    assert isinstance(found[0], (EngineError, SpeakerTokens)) and model.designer._engine.stats().sessions == 0
 
 
 # -- loading -------------------------------------------------------------------------------------------------------------
@@ -169,9 +167,7 @@ def directory(model_dir: Path, tmp_path: Path) -> Path:
 def refused(directory: Path, config: RuntimeConfig, kind: type[Exception] = CheckpointError) -> str:
     """What loading says."""
     with pytest.raises(kind) as caught:
-        sizes = read_config(directory).language_model
-        assert isinstance(sizes, OneTableConfig)
-        load_model(replace(config, model_dir=str(directory)), sizes, SPARK)
+        load_parts(replace(config, model_dir=str(directory)))
     return str(caught.value)
 
 
@@ -186,11 +182,11 @@ def test_no_kernels(directory: Path, config: RuntimeConfig) -> None:
 
 
 def test_bfloat16_is_served(directory: Path, config: RuntimeConfig, sizes: OneTableConfig) -> None:
-    model = load_model(replace(config, model_dir=str(directory), dtype="bfloat16"), sizes, SPARK)
+    model = load_parts(replace(config, model_dir=str(directory), dtype="bfloat16"))
     sink = RecordingSink()
     prompt = prompts(model, sizes)[0]
-    model.speech.open("a", SPEC, 200).turn(prompt, TurnLimits(5), sink)
-    voice = VoiceDesigner(model.voices, sizes, model.tokenizer.encode).make(Labels("male"), 0)
+    model.engine.open("a", SPEC, 200).turn(prompt, TurnLimits(5), sink)
+    voice = model.designer.make(Labels("male"), 0)
     model.close()
     assert len(voice.global_tokens) == 32
 

@@ -16,7 +16,6 @@ from bistream.errors import BistreamError, CancelledError, InvalidInputError
 from bistream.families.spark import SPARK
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.factory import LanguageModelParts, load_parts
-from bistream.text2token.one_table.loading import OneTableModel
 from bistream.text2token.one_table.prompts import Labels, SpeakerTokens
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
 from bistream.text2token.speech_lengths import SpeechLengths
@@ -68,14 +67,10 @@ def all_of(messages: Messages) -> tuple[list[int], SpeechTokens]:
 
 
 @pytest.fixture
-def service(
-    config: RuntimeConfig, sizes: OneTableConfig, model: OneTableModel, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[SpeechTokenService]:
+def service(config: RuntimeConfig, model: LanguageModelParts, monkeypatch: pytest.MonkeyPatch) -> Iterator[SpeechTokenService]:
     """On the real engine, which stays open; random weights rarely end, so each sentence is cut."""
     monkeypatch.setattr(SpeechLengths, "most", lambda *_: 20)
-    made = SpeechTokenService(
-        config, parts=LanguageModelParts(model.tokenizer, sizes, _Kept(model.speech), model.tiers, SPARK), run_timer=False
-    )
+    made = SpeechTokenService(config, parts=replace(model, engine=_Kept(model.engine), voices=None), run_timer=False)
     yield made
     made.close()
 
@@ -105,7 +100,7 @@ def test_speech_depends_on_the_text_and_not_on_its_pieces(service: SpeechTokenSe
     assert service._parts.engine.stats().sessions == 0
 
 
-def test_the_first_sentence_is_spoken_before_the_text_ends(config: RuntimeConfig, sizes: OneTableConfig, model: OneTableModel) -> None:
+def test_the_first_sentence_is_spoken_before_the_text_ends(config: RuntimeConfig, sizes: OneTableConfig, model: LanguageModelParts) -> None:
     service, prompts = scripted_service(config, sizes, model, 20)
     messages: Messages = queue.SimpleQueue()
     service.start(start(TEXT[:60], False), messages.put)
@@ -118,7 +113,7 @@ def test_the_first_sentence_is_spoken_before_the_text_ends(config: RuntimeConfig
 
 
 def scripted_service(
-    config: RuntimeConfig, sizes: OneTableConfig, model: OneTableModel, count: int
+    config: RuntimeConfig, sizes: OneTableConfig, model: LanguageModelParts, count: int
 ) -> tuple[SpeechTokenService, list[tuple[int, ...]]]:
     """And the prompts of its sentences."""
     prompts: list[tuple[int, ...]] = []
@@ -132,7 +127,7 @@ def scripted_service(
 )
 @pytest.mark.parametrize("normalization", ["raw", "off"])
 def test_special_tokens_of_a_user_are_text(
-    config: RuntimeConfig, sizes: OneTableConfig, model: OneTableModel, text: str, normalization: str
+    config: RuntimeConfig, sizes: OneTableConfig, model: LanguageModelParts, text: str, normalization: str
 ) -> None:
     """In the text and in the transcript: each prompt has the brackets of one prompt, and the ids between them are ordinary ones."""
     service, prompts = scripted_service(config, sizes, model, 20)
@@ -214,7 +209,7 @@ def test_a_model_that_makes_no_voices_says_so(service: SpeechTokenService) -> No
 
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_a_session_continues_the_last_sentence_of_another_one(
-    config: RuntimeConfig, sizes: OneTableConfig, model: OneTableModel, is_whole: bool
+    config: RuntimeConfig, sizes: OneTableConfig, model: LanguageModelParts, is_whole: bool
 ) -> None:
     """In one piece or in two, with all of its speech; so a sentence that follows in the same session would be continued."""
     service, prompts = scripted_service(config, sizes, model, 20)
