@@ -139,7 +139,7 @@ class ScriptedEngine:
         self.pumped = pumped
         self.max_total_ids = max_total_ids
         self.max_sessions, self.longest_sequence = max_sessions, max_sequence_ids
-        self.healthy = True
+        self.healthy, self.tiers = True, ()
         self.closed = False
         self.sessions: dict[str, ScriptedSequence] = {}
         self.opened: list[ScriptedSequence] = []  # every session ever, for assertions

@@ -25,12 +25,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from bistream.checkpoints.config import LanguageModelConfig
 from bistream.errors import BusyError, InvalidInputError, SessionExistsError, UnknownSessionError
 from bistream.families.family import BlockLayout, SpeechIds, SpeechRows
 from bistream.families.registry import DEFAULT_FAMILY
+
+if TYPE_CHECKING:
+    from bistream.gpu.tier import TierChoice
 
 FAILED_SENTENCE = "The language model failed and all its sessions have ended; try again later."
 SEQUENCE_FAILED_SENTENCE = "The server failed while it worked on this session; try again."
@@ -186,6 +189,10 @@ class Engine(Protocol):
     @property
     def longest_sequence(self) -> int:
         """Ids of a sequence, at the most."""
+
+    @property
+    def tiers(self) -> tuple[TierChoice, ...]:
+        """The tier that serves each network; empty where the engine's library decides that."""
 
     @property
     def healthy(self) -> bool:

@@ -7,7 +7,6 @@ module does not load torch.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from bistream.checkpoints.config import CheckpointConfig, LanguageModelConfig
 from bistream.checkpoints.model_card import ModelCard, read_model_card
@@ -26,15 +25,11 @@ from bistream.text2token.engine_settings import with_cache
 from bistream.text2token.one_table.tokenizer import read_tokenizer
 from bistream.text2token.one_table.voice_design import VoiceDesigner
 
-if TYPE_CHECKING:
-    from bistream.gpu.tier import TierChoice
-
 
 @dataclass(frozen=True)
 class LanguageModelParts:
     """sizes: those of the checkpoint; its sampling values are a session's defaults.
 
-    tiers: the tier that serves each of the engine's networks; empty where the engine decides that itself.
     family: its prompts, and which speech tokens are silence. card: how much it speaks in one sequence. voices: of families whose
     language model makes voices of labels; None also where another engine than torch speaks.
     """
@@ -42,7 +37,6 @@ class LanguageModelParts:
     tokenizer: TextTokenizer
     sizes: LanguageModelConfig
     engine: Engine
-    tiers: tuple[TierChoice, ...] = ()
     family: Family = DEFAULT_FAMILY
     card: ModelCard = ModelCard()
     voices: VoiceDesigner | None = None
@@ -70,8 +64,8 @@ def load_parts(config: RuntimeConfig, recorder: Recorder | None = None) -> Langu
     with phase("tokenizer of the text"):
         tokenizer = read_text_tokenizer(config.model_dir, checkpoint)
     card = read_model_card(config.model_dir)
-    engine, tiers = make_engine(with_cache(config, card.longest_utterance_s, sizes.tokens_per_second), recorder)
-    return LanguageModelParts(tokenizer, sizes, engine, tiers, checkpoint.family, card)
+    engine = make_engine(with_cache(config, card.longest_utterance_s, sizes.tokens_per_second), recorder)
+    return LanguageModelParts(tokenizer, sizes, engine, checkpoint.family, card)
 
 
 def read_text_tokenizer(model_dir: str, checkpoint: CheckpointConfig) -> TextTokenizer:
@@ -95,23 +89,22 @@ def _one_table_parts(config: RuntimeConfig, sizes: OneTableConfig, family: Famil
         tokenizer = read_tokenizer(config.model_dir, family.text_directory, sizes.tokens)
     if config.engine != "torch":
         longest = min(config.max_session_tokens, sizes.longest_sequence)
-        engine, tiers = make_engine(replace(config, max_session_tokens=longest), recorder)
-        return LanguageModelParts(tokenizer, sizes, engine, tiers, family, card)
+        engine = make_engine(replace(config, max_session_tokens=longest), recorder)
+        return LanguageModelParts(tokenizer, sizes, engine, family, card)
     with phase("imports"):
         from bistream.text2token.one_table.loading import load_engines  # noqa: PLC0415  (loads torch)
 
     speech, voices = load_engines(config, sizes, family, recorder)
-    return LanguageModelParts(tokenizer, sizes, speech, speech.tiers, family, card, VoiceDesigner(voices, sizes, tokenizer.encode))
+    return LanguageModelParts(tokenizer, sizes, speech, family, card, VoiceDesigner(voices, sizes, tokenizer.encode))
 
 
-def make_engine(config: RuntimeConfig, recorder: Recorder | None = None) -> tuple[Engine, tuple[TierChoice, ...]]:
-    """The engine that ``config.engine`` names, loaded and running, and its tiers. Raises as ``load_parts`` does."""
+def make_engine(config: RuntimeConfig, recorder: Recorder | None = None) -> Engine:
+    """The engine that ``config.engine`` names, loaded and running. Raises as ``load_parts`` does."""
     if config.engine == "torch":
         with phase("imports"):
             from bistream.text2token.torch_engine import TorchEngine  # noqa: PLC0415  (loads torch)
 
-        engine = TorchEngine.from_config(config, recorder)
-        return engine, engine.tiers
+        return TorchEngine.from_config(config, recorder)
     from bistream.text2token.tensorrt_llm.engine import TensorRtLlmEngine  # noqa: PLC0415  (its library is loaded when it starts)
 
-    return TensorRtLlmEngine.from_config(config, recorder), ()
+    return TensorRtLlmEngine.from_config(config, recorder)

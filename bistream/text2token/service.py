@@ -228,7 +228,7 @@ class SpeechTokenService:
     @property
     def tiers(self) -> tuple[TierChoice, ...]:
         """The tier that serves each of the engine's networks."""
-        return self._parts.tiers
+        return self._parts.engine.tiers
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

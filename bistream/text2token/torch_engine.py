@@ -85,6 +85,7 @@ class TorchEngine:
         gpu_claims: claimed while somebody waits for the next step; closed with the engine's thread.
         """
         self.tiers = tiers
+        self.longest_sequence = settings.longest_sequence
         self.space = runner.space
         self.settings = settings
         self._scheduler = Scheduler(settings, runner.space)
@@ -113,10 +114,6 @@ class TorchEngine:
         runner = load_step_runner(config, sizes, choice.tier)
         shared = gpu_claims(resolve_device(config.device), TOKENS) if config.idle_pause > 0.0 else None
         return cls(runner, runner.settings, tiers=(choice,), recorder=recorder, gpu_claims=shared)
-
-    @property
-    def longest_sequence(self) -> int:
-        return self.settings.longest_sequence
 
     @property
     def healthy(self) -> bool:

@@ -90,6 +90,7 @@ class TensorRtLlmEngine:
         self._lock = threading.Lock()
         self._sequences = Sequences(sizes, merged)
         self._turns: dict[SequenceState, RunningTurn] = {}
+        self.tiers, self.longest_sequence = (), sizes.longest_sequence
         self._healthy = True
         self._closing = False
         self._stopped = False  # the loop takes no further calls
@@ -108,10 +109,6 @@ class TensorRtLlmEngine:
         llmapi = load_llmapi(config.device, merged)
         llm = make_llm(llmapi, config.engine_dir, config.dtype, sizes)
         return cls(llmapi, llm, merged, sizes, config.session_idle_timeout_s, recorder)
-
-    @property
-    def longest_sequence(self) -> int:
-        return self._sequences.sizes.longest_sequence
 
     @property
     def healthy(self) -> bool:

@@ -118,7 +118,7 @@ def scripted_service(
     """And the prompts of its sentences."""
     prompts: list[tuple[int, ...]] = []
     engine = ScriptedEngine(TokenSpace.of(sizes), scripted(count, prompts))
-    parts = LanguageModelParts(model.tokenizer, sizes, engine, (), SPARK)
+    parts = LanguageModelParts(model.tokenizer, sizes, engine, SPARK)
     return SpeechTokenService(config, parts=parts, run_timer=False), prompts
 
 

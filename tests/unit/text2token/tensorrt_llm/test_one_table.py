@@ -54,9 +54,9 @@ def bench(config: RuntimeConfig, sizes: OneTableConfig, tiny_spark_dir: Path, mo
     merged = MergedIds(TokenSpace.of(sizes), sizes.table_size, 128 * (2 + (sizes.table_size + sizes.num_scores) // 128))
     made: list[PortBench] = []
 
-    def make_engine(bounded: RuntimeConfig, recorder: object) -> tuple[Engine, tuple[()]]:
+    def make_engine(bounded: RuntimeConfig, recorder: object) -> Engine:
         made.append(PortBench(network(Qwen2Model(sizes, weights), merged), sizes_of(bounded, sizes), merged))
-        return made[0].engine, ()
+        return made[0].engine
 
     monkeypatch.setattr(factory, "make_engine", make_engine)
     load_parts(replace(config, engine="tensorrt_llm"))
@@ -66,7 +66,7 @@ def bench(config: RuntimeConfig, sizes: OneTableConfig, tiny_spark_dir: Path, mo
 def parts_of(bench: PortBench, config: RuntimeConfig) -> LanguageModelParts:
     own = load_parts(config)
     own.close()
-    return LanguageModelParts(own.tokenizer, own.sizes, bench.engine, (), SPARK, own.card)
+    return LanguageModelParts(own.tokenizer, own.sizes, bench.engine, SPARK, own.card)
 
 
 def speak(parts: LanguageModelParts, config: RuntimeConfig, options: GenerationOptions, step: Callable[[], object]) -> Iterator[int]:
