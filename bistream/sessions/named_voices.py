@@ -30,13 +30,10 @@ class NamedVoices:
 
     def __init__(self, registry: VoiceRegistry, model_dir: str | Path) -> None:
         """model_dir: empty for none."""
-        self._registry = registry
+        self.registry = registry
         self._model_dir = model_dir
         self._lock = threading.Lock()
         self._presets: dict[str, VoicePrompt] | None = None  # until it is asked for
-
-    def registered_ids(self) -> list[str]:
-        return self._registry.speaker_ids()
 
     def preset_ids(self) -> list[str]:
         """In the order of the file. Raises ``CheckpointError`` for one that cannot be read."""
@@ -44,18 +41,18 @@ class NamedVoices:
 
     def listed(self, default: str) -> list[ListedVoice]:
         """The default first, then the presets, then those registered. default: a name, perhaps of no voice. Raises ``CheckpointError``."""
-        registered = self.registered_ids()
+        registered = self.registry.speaker_ids()
         kinds = {name: PRESET for name in self.preset_ids() if name not in registered} | dict.fromkeys(registered, REGISTERED)
         voices = [ListedVoice(name, kind, name == default) for name, kind in kinds.items()]
         return sorted(voices, key=lambda voice: not voice.is_default)
 
     def __contains__(self, speaker_id: str) -> bool:
-        return speaker_id in self._registry.speaker_ids() or speaker_id in self._read_presets()
+        return speaker_id in self.registry.speaker_ids() or speaker_id in self._read_presets()
 
     def content_key(self, speaker_id: str) -> str:
         """Cache key that changes when the voice is registered again. Raises as ``load`` does."""
         try:
-            return self._registry.content_key(speaker_id)
+            return self.registry.content_key(speaker_id)
         except UnknownSpeakerError:
             self._preset(speaker_id)
             return f"preset:{speaker_id}"
@@ -63,7 +60,7 @@ class NamedVoices:
     def load(self, speaker_id: str) -> VoicePrompt:
         """Raises ``UnknownSpeakerError``, and ``CheckpointError`` where files are damaged or the voice belongs to another model."""
         try:
-            return self._registry.load(speaker_id)
+            return self.registry.load(speaker_id)
         except UnknownSpeakerError:
             return self._preset(speaker_id)
 

@@ -133,7 +133,7 @@ class Orchestrator:
         if start.source_wav is None:
             text.accept(start.text, start.is_end)
         else:
-            text.end_without_text()
+            text.ended = True
         return start, text
 
     def _take(self, request: BistreamRequest, start: tuple[SessionStart, TextLedger] | None, sender: AudioSender) -> None:

@@ -98,7 +98,7 @@ class Playback:
 
     def __init__(self, sample_rate: int) -> None:
         self._sample_rate = sample_rate
-        self._samples_sent = 0
+        self.samples_sent = 0
         self._ends_at: float | None = None  # when everything sent so far has been played
         self.underruns = 0
         self.underrun_s = 0.0
@@ -109,16 +109,12 @@ class Playback:
         if self._ends_at is not None and starts_at > self._ends_at:
             self._ran_dry(starts_at - self._ends_at)
         self._ends_at = starts_at + samples / self._sample_rate
-        self._samples_sent += samples
+        self.samples_sent += samples
 
     def _ran_dry(self, seconds: float) -> None:
         self.underruns += 1
         self.underrun_s += seconds
         self.longest_underrun_s = max(self.longest_underrun_s, seconds)
-
-    @property
-    def samples_sent(self) -> int:
-        return self._samples_sent
 
     def buffer_s(self, now: float) -> float:
         """Seconds of unplayed audio; 0.0 before the first chunk and during a gap."""

@@ -35,40 +35,28 @@ class TextLedger:
         text is none."""
         self._max_chars = max_chars
         self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
-        self._chars = 0
+        self.characters = 0
         self.speakable_characters = 0  # up to the last piece that brought something to speak
         self._speakable = SpeakableText()
         self._scripts = ScriptGuard(languages)
-        self._ended = False
+        self.ended = False
         self._make_markup, self._markup = markup, None if markup is None else markup()
         self._accepted = ""  # of SSML
         self.effort = SpokenEffort()  # of what was accepted
 
-    @property
-    def ended(self) -> bool:
-        return self._ended
-
-    @property
-    def characters(self) -> int:
-        return self._chars
-
-    def end_without_text(self) -> None:
-        """The session speaks a recording."""
-        self._ended = True
-
     def accept(self, piece: bytes, is_end: bool) -> bool:
         """Take one piece of UTF-8, cut anywhere. Whether it brings something to speak. Raises ``InvalidInputError``."""
-        if self._ended:
+        if self.ended:
             raise text_has_ended()
         state = self._decoder.getstate()
         speakable, scripts = self._speakable.copy(), self._scripts.copy()
         try:
             came = self._decode(piece, is_end)
-            check_text_length(self._chars + count_characters(piece), self._max_chars)
+            check_text_length(self.characters + count_characters(piece), self._max_chars)
             said, shown = self._read(came, is_end)
             is_speakable = speakable.push(said, is_end)
             scripts.push(said, is_end)
-            if is_end and not self._chars and not piece:
+            if is_end and not self.characters and not piece:
                 raise text_is_empty()
         except InvalidInputError:
             self._decoder.setstate(state)
@@ -76,12 +64,12 @@ class TextLedger:
             raise
         if self._markup is not None:
             self._accepted += came
-        self._chars += count_characters(piece)
+        self.characters += count_characters(piece)
         self._speakable, self._scripts = speakable, scripts
         if is_speakable:
-            self.speakable_characters = self._chars
+            self.speakable_characters = self.characters
         self.effort.push(shown)
-        self._ended = is_end
+        self.ended = is_end
         return is_speakable
 
     def _read(self, came: str, is_end: bool) -> tuple[str, str]:

@@ -38,7 +38,7 @@ class Voices:
         self._named = open_voices(config)
         self._cache = VoiceCache(config.voice_cache_size)
         self._analyses = Analyses(config.max_voice_analyses)
-        if config.voices_dir and not self._named.registered_ids():
+        if config.voices_dir and not self._named.registry.speaker_ids():
             logger.info("no voice is registered in voices_dir %s; register one with bistream voices add", config.voices_dir)
         if config.default_speaker_id and config.default_speaker_id not in self._named:
             logger.warning("default_speaker_id %r is not registered; requests without a voice will fail", config.default_speaker_id)

@@ -68,7 +68,7 @@ class Qwen2Model:
                 observe(layer, query)
             return attend_rows(query, cache.blocks[layer], plan)
 
-        return self._body(self.embed(ids), positions, attend)
+        return self.forward_embedded(self.embed(ids), positions, attend)
 
     def forward_dense(self, ids: Tensor) -> Tensor:
         """One whole sequence from position 0. ids int64 [n] -> hidden [n, hidden], final norm applied."""
@@ -76,17 +76,14 @@ class Qwen2Model:
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return attend_causal(query, key, value)
 
-        return self._body(self.embed(ids), torch.arange(len(ids), device=self.device), attend)
-
-    def forward_embedded(self, embedded: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """With the caller's attention (training). embedded [n, hidden], positions int64 [n] -> [n, hidden], final norm applied."""
-        return self._body(embedded, positions, attend)
+        return self.forward_embedded(self.embed(ids), torch.arange(len(ids), device=self.device), attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden] -> float32 [n, ``TokenSpace.num_scores``]: speech tokens, then the ids that end a turn."""
         return product(hidden.float(), self.weights.head_weight, self.weights.head_bias)
 
-    def _body(self, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward_embedded(self, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """hidden: embedded ids [n, hidden]. positions: int64 [n]. Returns [n, hidden], final norm applied."""
         cos = self._cos[positions][:, None].to(self.dtype)
         sin = self._sin[positions][:, None].to(self.dtype)
         for index, layer in enumerate(self.weights.layers):

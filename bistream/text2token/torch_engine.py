@@ -96,7 +96,7 @@ class TorchEngine:
         self._clock = clock
         self._metrics = StepMetrics(recorder or Recorder())
         self._metrics.watch(self.stats, settings.block_size)
-        self._closing, self._healthy = False, True
+        self._closing, self.healthy = False, True
         self._pauses_until_s = 0.0  # unless somebody waits
         self._claims = gpu_claims or GpuClaims()
         self._thread: threading.Thread | None = None
@@ -114,10 +114,6 @@ class TorchEngine:
         runner = load_step_runner(config, sizes, choice.tier)
         shared = gpu_claims(resolve_device(config.device), TOKENS) if config.idle_pause > 0.0 else None
         return cls(runner, runner.settings, tiers=(choice,), recorder=recorder, gpu_claims=shared)
-
-    @property
-    def healthy(self) -> bool:
-        return self._healthy
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
@@ -180,7 +176,7 @@ class TorchEngine:
     def _check_serving(self) -> None:
         if self._closing:
             raise ShuttingDownError("The server is shutting down; use another one.")
-        if not self._healthy:
+        if not self.healthy:
             raise EngineError(FAILED_SENTENCE)
 
     def _post(self, update: TurnUpdate | None) -> None:
@@ -210,15 +206,15 @@ class TorchEngine:
         """For the exception that is being handled."""
         logger.exception("the language model failed")
         with self._changed:
-            self._healthy = False
+            self.healthy = False
             self._steps.clear()
             self._metrics.failed()
             self._outbox.add(self._scheduler.fail_all(FAILED_SENTENCE))
 
     @property
     def _has_work(self) -> bool:
-        if not self._healthy or self._steps:
-            return self._healthy
+        if not self.healthy or self._steps:
+            return self.healthy
         now = self._clock()
         return self._scheduler.has_work(now) and self._pause_s(now) == 0.0
 
@@ -228,7 +224,7 @@ class TorchEngine:
         return left if left > 0.0 and self._scheduler.is_idle(now) else 0.0
 
     def _wake_after_s(self) -> float | None:
-        if not self._healthy:
+        if not self.healthy:
             return None
         now = self._clock()
         return self._pause_s(now) or self._scheduler.wake_after_s(now)
@@ -238,7 +234,7 @@ class TorchEngine:
         with self._changed:
             began = self._clock()
             somebody_waits = self._scheduler.somebody_waits(began)  # before the step takes new sessions up
-            plan = self._scheduler.schedule(began) if self._healthy and self._pause_s(began) == 0.0 else None
+            plan = self._scheduler.schedule(began) if self.healthy and self._pause_s(began) == 0.0 else None
             pauses = self.settings.idle_pause > 0.0 and self._scheduler.is_idle(began)
             if plan is not None:
                 self._outbox.add(plan.failed)

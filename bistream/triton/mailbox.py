@@ -38,7 +38,7 @@ class TokenMailbox:
         self._error: BistreamError | None = None
         self._waiting: Answer | None = None
         self._wanted_tokens = 1  # by the waiting request
-        self._drained = False
+        self.is_drained = False  # the last message has been taken
 
     @property
     def has_ended(self) -> bool:
@@ -49,11 +49,6 @@ class TokenMailbox:
     def num_tokens(self) -> int:
         """Those that wait to be taken."""
         return len(self._token_ids)
-
-    @property
-    def is_drained(self) -> bool:
-        """The last message has been taken."""
-        return self._drained
 
     def post(self, message: Message) -> None:
         with self._lock:
@@ -81,7 +76,7 @@ class TokenMailbox:
 
         Raises ``UnknownSessionError`` after the end, ``InvalidInputError`` while another request is waiting."""
         with self._lock:
-            if self._drained:
+            if self.is_drained:
                 raise UnknownSessionError("This session has ended and its last message was taken; start another one.")
             if self._waiting is not None:
                 raise InvalidInputError("A request for this session's tokens is already waiting; wait for its answer.")
@@ -103,10 +98,10 @@ class TokenMailbox:
             self._count_first_hop(len(self._token_ids))
             self._token_ids.clear()
             self._breaks.clear()
-            self._drained = self._finish_reason is not None
+            self.is_drained = self._finish_reason is not None
             return message
         if self._error is not None:
-            self._drained = True
+            self.is_drained = True
         return self._error
 
     def _count_first_hop(self, taken: int) -> None:

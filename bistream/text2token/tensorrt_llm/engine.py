@@ -91,7 +91,7 @@ class TensorRtLlmEngine:
         self._sequences = Sequences(sizes, merged)
         self._turns: dict[SequenceState, RunningTurn] = {}
         self.tiers, self.longest_sequence = (), sizes.longest_sequence
-        self._healthy = True
+        self.healthy = True
         self._closing = False
         self._stopped = False  # the loop takes no further calls
         self._loop = asyncio.new_event_loop()
@@ -109,10 +109,6 @@ class TensorRtLlmEngine:
         llmapi = load_llmapi(config.device, merged)
         llm = make_llm(llmapi, config.engine_dir, config.dtype, sizes)
         return cls(llmapi, llm, merged, sizes, config.session_idle_timeout_s, recorder)
-
-    @property
-    def healthy(self) -> bool:
-        return self._healthy
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
@@ -167,7 +163,7 @@ class TensorRtLlmEngine:
     def _check_serving(self) -> None:
         if self._closing:
             raise ShuttingDownError("The server is shutting down; use another one.")
-        if not self._healthy:
+        if not self.healthy:
             raise EngineError(FAILED_SENTENCE)
 
     def _cancel_soon(self, state: SequenceState) -> None:
@@ -266,7 +262,7 @@ class TensorRtLlmEngine:
     def _fail(self) -> None:
         """All turns end with ERROR, and the engine takes no more."""
         with self._lock:
-            self._healthy = False
+            self.healthy = False
         for turn in self._running():
             if turn.task is not None and turn.task is not asyncio.current_task(self._loop):
                 turn.task.cancel()
