@@ -282,6 +282,13 @@ class ScriptedEngine:
 Pick = Callable[["Tensor", list[int]], int]
 
 
+def decided(state: SamplerState, slot: int) -> list[int]:
+    """The last ``history_size`` head rows decided by the session in ``slot``, oldest first."""
+    count = int(state.num_decided[slot])
+    ring = state.history[slot].tolist()
+    return [ring[index % state.history_size] for index in range(max(0, count - state.history_size), count)]
+
+
 class ScriptedSampler:
     """A ``bistream.text2token.sampler.Sampler`` that asks a function per row.
 
@@ -299,4 +306,4 @@ class ScriptedSampler:
     def choose(self, log_probs: Tensor, state: SamplerState, slots: Tensor) -> Tensor:
         assert int(state.num_decided.max()) <= self.history_size, "max_decided is too small for this script"
         rows = zip(log_probs, slots.tolist(), strict=True)
-        return slots.new_tensor([self._picks[state.session_ids[slot]](row, state.decided(slot)) for row, slot in rows])
+        return slots.new_tensor([self._picks[state.session_ids[slot]](row, decided(state, slot)) for row, slot in rows])

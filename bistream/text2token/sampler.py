@@ -7,14 +7,7 @@ input id of the next row, history, limits of the turn, seed. Called by the step 
 Random numbers are counter-based: draw k of a session is a hash of (seed, number of ids decided so far, k). So they are
 batch-invariant and do not depend on how rows were divided into steps.
 
-Other samplers are possible, ``EagerRunner(model, settings, sampler)``: any object with ``history_size`` and
-``choose`` (protocol ``Sampler``). ``log_probs`` are masked already (forbidden ids at minus infinity). ``state.decided(slot)``
-lists the ids that the row's session has decided in all its turns (speech tokens, sampled stop ids, and ids recorded because a
-turn ended with LENGTH, all as head rows); ``state.session_ids[slot]`` is the session's id. For parity tests,
-``tests/fakes.py`` has ``ScriptedSampler``, which makes a sampler from a function of (log_probs of one row, decided)::
-
-    sampler = ScriptedSampler({"session-a": lambda log_probs, decided: int(log_probs.argmax())}, max_decided=1000)
-    engine = TorchEngine(EagerRunner(model, settings, sampler), settings, threaded=False)
+Other samplers are possible, ``EagerRunner(model, settings, sampler)``: see ``Sampler``.
 """
 
 from __future__ import annotations
@@ -159,12 +152,6 @@ class SamplerState:
 
     def _head_row(self, token_id: int | None) -> int:
         return -1 if token_id is None else token_id - self.space.speech_offset
-
-    def decided(self, slot: int) -> list[int]:
-        """The last ``history_size`` head rows decided by the session in ``slot``, oldest first."""
-        count = int(self.num_decided[slot])
-        ring = self.history[slot].tolist()
-        return [ring[index % self.history_size] for index in range(max(0, count - self.history_size), count)]
 
     def masked_log_probs(self, logits: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Log-softmax of float32 logits [n, V], the ids that the turn currently forbids at minus infinity (not renormalised).

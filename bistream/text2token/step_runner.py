@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -50,13 +50,8 @@ class StepRunner(Protocol):
         """Start a step; one without segments computes a row of nobody. After ``DeviceFailedError``, and whatever waiting for its ids
         raises, the runner is unusable. After any other exception the step, or parts of it, can be run again."""
 
-
-@runtime_checkable
-class ReadsText(Protocol):
-    """A ``StepRunner`` that knows where in its text each sequence is."""
-
     def places(self) -> list[int] | None:
-        """Of the step whose ids were waited for last, one for each id that it sampled: see ``Scheduler.apply``. None: it reads no head."""
+        """Where in its text each id is that the step sampled whose ids were waited for last: see ``Scheduler.apply``. None: not known."""
 
 
 class EagerRunner:

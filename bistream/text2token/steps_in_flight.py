@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bistream.text2token.sequence import RunningTurn, SequenceRecord, StepPlan
-from bistream.text2token.step_runner import DeviceFailedError, ReadsText, SampledRows, StepRunner
+from bistream.text2token.step_runner import DeviceFailedError, SampledRows, StepRunner
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,6 @@ class StepResult:
 class StepsInFlight:
     def __init__(self, runner: StepRunner) -> None:
         self._runner = runner
-        self._reads_text = runner if isinstance(runner, ReadsText) else None
         self._started: deque[tuple[StepPlan, SampledRows]] = deque()
 
     def __bool__(self) -> bool:
@@ -66,7 +65,7 @@ class StepsInFlight:
 
     def _read(self, plan: StepPlan, sampled: SampledRows) -> StepResult:
         head_rows = sampled()
-        return StepResult(plan, head_rows, None if self._reads_text is None else self._reads_text.places())
+        return StepResult(plan, head_rows, self._runner.places())
 
     def _alone(self, plan: StepPlan) -> StepResult:
         """The sequences of a step one after the other."""

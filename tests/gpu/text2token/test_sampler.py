@@ -18,6 +18,7 @@ if not torch.cuda.is_available():
 
 from bistream.text2token.graphs.batch import NUM_FIELDS, RowField
 from bistream.text2token.sampler import SamplerState, uniforms
+from tests.fakes import decided
 from tests.gpu.checks import Draw, assert_untouched, poison
 from tests.gpu.text2token.bench import SLOTS, StepBench, copy_of, step_bench, tensors_of
 
@@ -53,9 +54,9 @@ def choose(state: SamplerState, slot: int, logits: Tensor) -> tuple[int, float]:
     doubtful = probs[:top_k][(before[:top_k] - top_p).abs() < CERTAIN]  # candidates that may be taken or not
     margin -= float(doubtful.sum() / probs[taken].sum())
     chosen = int(order[rank])
-    decided = state.decided(slot)
+    ids = decided(state, slot)
     window = min(int(state.win_size[slot]), int(state.num_decided[slot]))
-    if decided[len(decided) - window :].count(chosen) >= int(state.min_repeats[slot]):
+    if ids[len(ids) - window :].count(chosen) >= int(state.min_repeats[slot]):
         weights[chosen] = 0.0
         chosen, second_margin = drawn(weights, second)
         margin = min(margin, second_margin)

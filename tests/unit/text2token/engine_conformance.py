@@ -93,6 +93,9 @@ class FaultyRunner:
 
         return wait
 
+    def places(self) -> list[int] | None:
+        return self._runner.places()
+
     def break_down(self) -> None:
         self.broken = True
 

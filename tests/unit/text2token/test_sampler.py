@@ -14,6 +14,7 @@ from bistream.errors import InvalidInputError
 from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnLimits
 from bistream.text2token.sampler import RepetitionAwareSampler, SamplerState, check_spec, draw, nucleus, seed_key, uniforms
 from bistream.text2token.sequence import INACTIVE, NOT_FINITE, SlotReset, TurnStart
+from tests.fakes import decided as ids_decided
 
 SPACE = TokenSpace(text_vocab_size=30, speech_token_size=20)
 EOS, FILL = 20, 22  # head rows
@@ -120,7 +121,7 @@ def test_window_counts_match_a_plain_list(decided: list[int], win_size: int) -> 
     window = decided[max(0, len(decided) - win_size) :]
     for head_row in range(0, 20, 3):
         assert int(state.window_counts(torch.tensor([0]), torch.tensor([head_row]))) == window.count(head_row)
-    assert state.decided(0) == decided[-SAMPLER.history_size :]
+    assert ids_decided(state, 0) == decided[-SAMPLER.history_size :]
 
 
 def test_masks_follow_the_limits_of_the_turn() -> None:
@@ -146,7 +147,7 @@ def test_record_ends_turns_on_the_device() -> None:
     before = [column.clone() for column in (state.history, state.num_decided, state.last_id, state.num_new)]
     assert state.record(slots, torch.tensor([1, 2, 3, 4]), fine).tolist() == [INACTIVE] * 4
     assert all(torch.equal(*pair) for pair in zip(before, (state.history, state.num_decided, state.last_id, state.num_new), strict=True))
-    assert [state.decided(slot) for slot in range(4)] == [[5, FILL], [EOS], [6, 8, FILL], []]
+    assert [ids_decided(state, slot) for slot in range(4)] == [[5, FILL], [EOS], [6, 8, FILL], []]
     assert state.last_id[[0, 2]].tolist() == [SPACE.speech_offset + 5, SPACE.speech_offset + 8]
 
 
@@ -161,7 +162,7 @@ def test_draws_do_not_depend_on_how_the_session_is_cut_into_turns() -> None:
             for _ in range(length):
                 log_probs, bad = state.masked_log_probs(logits, slots)
                 state.record(slots, SAMPLER.choose(log_probs, state, slots), bad)
-        return state.decided(0)
+        return ids_decided(state, 0)
 
     assert draws([8]) == draws([3, 5]) == draws([1] * 8)
 
