@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from os.path import commonprefix
 
 Encoded = tuple[int, int]  # id of a token, and the number of byte symbols that it covers
 
@@ -39,12 +40,5 @@ def certain_tokens(vocabulary: Vocabulary, encode: Callable[[str], list[Encoded]
         if certain == [] or place == 0:
             return []
         tokens = encode(known[:place])
-        certain = tokens if certain is None else _common(certain, tokens)
+        certain = tokens if certain is None else list(commonprefix([certain, tokens]))
     return certain or []
-
-
-def _common(first: list[Encoded], second: list[Encoded]) -> list[Encoded]:
-    count = 0
-    while count < min(len(first), len(second)) and first[count] == second[count]:
-        count += 1
-    return first[:count]

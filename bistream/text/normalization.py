@@ -16,6 +16,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from os.path import commonprefix
 
 from bistream.errors import ConfigError, InvalidInputError
 from bistream.text.chinese_readers import read_chinese
@@ -27,7 +28,7 @@ from bistream.text.spans import Span, SpanCutter
 
 logger = logging.getLogger(__name__)
 
-ReadOut = Callable[..., str]  # an expression, its language, and the kind of the words before it where they have one: as it is spoken
+ReadOut = Callable[[str, Language, str], str]  # an expression, its language, the kind of the words before it or "": as it is spoken
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,9 @@ class TextNormalizer:
         return [one for span in self._cutter.finish() for one in self._normalized(span)]
 
     def _normalized(self, span: Span) -> list[NormalizedCharacter]:
-        spoken = span.text if span.language is None else self._read(span.text, span.language, span.before)
-        return aligned(span.text, spoken if spoken.strip() else span.text)
-
-    def _read(self, text: str, language: Language, before: str) -> str:
-        kind = kind_of(before, language)
-        return self._read_out(text, language, kind) if kind else self._read_out(text, language)
+        text, language = span.text, span.language
+        spoken = text if language is None else self._read_out(text, language, kind_of(span.before, language))
+        return aligned(text, spoken if spoken.strip() else text)
 
 
 def aligned(source: str, spoken: str) -> list[NormalizedCharacter]:
@@ -68,18 +66,11 @@ def aligned(source: str, spoken: str) -> list[NormalizedCharacter]:
     if source == spoken:
         return [NormalizedCharacter(character, 1) for character in spoken]
     shorter = min(len(source), len(spoken)) - 1  # one character is left between them, to carry what is in neither
-    head = _common_length(source, spoken, shorter)
-    tail = _common_length(source[::-1], spoken[::-1], shorter - head)
+    head = min(len(commonprefix([source, spoken])), shorter)
+    tail = min(len(commonprefix([source[::-1], spoken[::-1]])), shorter - head)
     covered = [1] * head + [0] * (len(spoken) - head - tail) + [1] * tail
     covered[len(spoken) - tail - 1] += len(source) - head - tail
     return [NormalizedCharacter(*pair) for pair in zip(spoken, covered, strict=True)]
-
-
-def _common_length(first: str, second: str, most: int) -> int:
-    count = 0
-    while count < most and first[count] == second[count]:
-        count += 1
-    return count
 
 
 def normalize_text(text: str, mode: str, read_out: ReadOut) -> str:
@@ -146,7 +137,7 @@ def load_read_out() -> ReadOut:
             return ""
 
     @functools.lru_cache(maxsize=READ_OUT_CACHE)
-    def read_out(expression: str, language: Language, kind: str = "") -> str:
+    def read_out(expression: str, language: Language, kind: str) -> str:
         if is_electronic(expression):
             return read_address(expression)
         read = read_chinese if language == "zh" else read_english

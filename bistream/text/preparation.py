@@ -43,9 +43,8 @@ class TextPreparation:
     ) -> None:
         """unknown_marks: see ``ModelCard``. max_more_chars: see ``Respeller``."""
         self._out: list[NormalizedCharacter] = []
+        self._unknown_marks = unknown_marks
         self._stages: list[_Stage] = []  # the last one first
-        if unknown_marks:
-            self._stages.append(_MarkDropper(unknown_marks, self._emit))
         if normalizer is not None:
             self._stages.append(_Reading(normalizer, self._next))
         self._stages.append(CapitalReader(self._next))
@@ -81,25 +80,12 @@ class TextPreparation:
         return self._stages[-1].feed if self._stages else self._emit
 
     def _emit(self, character: str, count: int) -> None:
-        self._out.append(NormalizedCharacter(character, count))
+        """Unknown marks are dropped behind the last stage, because they mean something to all of them."""
+        self._out.append(NormalizedCharacter("" if character in self._unknown_marks else character, count))
 
     def _take(self) -> list[NormalizedCharacter]:
         taken, self._out = self._out, []
         return taken
-
-
-class _MarkDropper:
-    """The last stage, because the marks mean something to those before it."""
-
-    def __init__(self, marks: frozenset[str], emit: Emit) -> None:
-        self._marks = marks
-        self._emit = emit
-
-    def feed(self, character: str, count: int) -> None:
-        self._emit("" if character in self._marks else character, count)
-
-    def finish(self, is_end: bool) -> None:
-        pass
 
 
 class _Reading:

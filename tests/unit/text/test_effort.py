@@ -29,7 +29,7 @@ def test_no_expression_is_missed(text: str) -> None:
     """What the normaliser would have read out of a text that is said to be quick holds no digit."""
     spans: list[str] = []
 
-    def read_out(expression: str, language: str) -> str:
+    def read_out(expression: str, language: str, kind: str) -> str:
         spans.append(expression)
         return expression
 

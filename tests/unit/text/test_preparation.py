@@ -31,7 +31,7 @@ MODES = st.sampled_from(["off", "off+markdown", "numbers", "numbers+markdown", "
 
 
 def preparation_of(mode: str) -> TextPreparation:
-    normalizer = TextNormalizer("auto", "zh", lambda text, language, kind="": f"({language} {text})") if "numbers" in mode else None
+    normalizer = TextNormalizer("auto", "zh", lambda text, language, kind: f"({language} {text})") if "numbers" in mode else None
     return TextPreparation(normalizer, "markdown" in mode, frozenset('"(.!') if "unknown" in mode else frozenset())
 
 
@@ -65,7 +65,7 @@ def test_marks_that_the_checkpoint_does_not_know_are_not_spoken() -> None:
     """They are there for the readers of numbers."""
     read: list[str] = []
 
-    def as_written(text: str, language: str) -> str:
+    def as_written(text: str, language: str, kind: str) -> str:
         read.append(text)
         return text
 

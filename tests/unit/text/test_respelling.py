@@ -29,7 +29,7 @@ CUTS = st.lists(st.integers(0, 200), max_size=20)
 
 
 def preparation_of(lexicon: dict[str, str] | None, max_more_chars: int = 4000, reads_numbers: bool = False) -> TextPreparation:
-    normalizer = TextNormalizer("auto", "en", lambda text, language, kind="": f"({text})") if reads_numbers else None
+    normalizer = TextNormalizer("auto", "en", lambda text, language, kind: f"({text})") if reads_numbers else None
     return TextPreparation(normalizer, False, frozenset(), None if lexicon is None else Respellings(lexicon), max_more_chars)
 
 
