@@ -88,16 +88,11 @@ class TextIn:
         self._end_char = 0  # of the last token
         self._error: InvalidInputError | None = None
 
-    def push(self, piece: bytes) -> list[TextToken]:
-        """The tokens that this piece decides. Raises ``InvalidInputError`` once the bytes cannot become valid UTF-8. For plain text."""
-        return [one for one in self.read(piece, is_end=False) if isinstance(one, TextToken)]
-
-    def finish(self) -> list[TextToken]:
-        """The remaining tokens. Raises ``InvalidInputError`` where the text ends inside a UTF-8 sequence. For plain text."""
-        return [one for one in self.read(b"", is_end=True) if isinstance(one, TextToken)]
-
     def read(self, piece: bytes, is_end: bool) -> list[TextToken | TextBreak]:
-        """``push`` and, at the end of the text, ``finish``, with the breaks between the tokens. Raises as these, and for wrong SSML."""
+        """The tokens that this piece decides, at the end the remaining ones, and the breaks between them.
+
+        Raises ``InvalidInputError`` once the bytes cannot become valid UTF-8, where the text ends inside a character, and for wrong SSML.
+        """
         characters = self._decode(piece, final=is_end)
         return self._advance(characters, is_end) if self._markup is None else self._advance_in_markup(self._markup, characters, is_end)
 

@@ -13,6 +13,7 @@ from bistream.families.phoneme_tokens import ARPABET_TOKENS, PINYIN_TOKENS
 from bistream.text.text_in import TextIn
 from bistream.text.tokenizer import TextTokenizer
 from tests.parity import golden
+from tests.unit.text.pieces import tokens_of
 
 GOLDEN: dict[str, Any] = golden.COSYVOICE3_SET.read_json("tokenizer.json")
 
@@ -47,5 +48,5 @@ def test_ids_of_a_text(tokenizer: TextTokenizer, case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: f"{case['text'][:20]!a}")
 def test_ids_of_a_text_in_pieces(tokenizer: TextTokenizer, case: dict[str, Any], size: int) -> None:
     text_in, content = TextIn(tokenizer), case["text"].encode()
-    tokens = [token for at in range(0, len(content), size) for token in text_in.push(content[at : at + size])]
-    assert [token.id for token in (*tokens, *text_in.finish())] == case["expected"]
+    tokens = [token for at in range(0, len(content), size) for token in tokens_of(text_in, content[at : at + size])]
+    assert [token.id for token in (*tokens, *tokens_of(text_in, b"", is_end=True))] == case["expected"]

@@ -18,6 +18,11 @@ def byte_symbol(byte: int) -> str:
     return chr(byte) if byte in printable else chr(256 + others.index(byte))
 
 
+def tokens_of(text_in: TextIn, piece: bytes, is_end: bool = False) -> list[TextToken]:
+    """Of plain text: what this piece decides."""
+    return [one for one in text_in.read(piece, is_end) if isinstance(one, TextToken)]
+
+
 def stream(tokenizer: TextTokenizer, data: bytes, cuts: list[int], preparation: TextPreparation | None = None) -> list[TextToken]:
     text_in = TextIn(tokenizer, preparation)
-    return [token for piece in pieces_of(data, cuts) for token in text_in.push(piece)] + text_in.finish()
+    return [token for piece in pieces_of(data, cuts) for token in tokens_of(text_in, piece)] + tokens_of(text_in, b"", is_end=True)

@@ -13,7 +13,7 @@ from bistream.text.normalization import TextNormalizer
 from bistream.text.preparation import TextPreparation, chosen_normalization, make_preparation, prepare_prompt
 from bistream.text.text_in import TextIn, TextToken
 from bistream.text.tokenizer import TextTokenizer
-from tests.unit.text.pieces import stream
+from tests.unit.text.pieces import stream, tokens_of
 
 SNIPPETS = (
     "hello", "Hello", "HELLO", "WORLD", "NASA", "THE", "JOHN", "I", "A", "I'M", "it's", "well-known", "word ", " word", "5", "1. ", "3.5",
@@ -86,10 +86,10 @@ def test_plain_text_is_unchanged_and_leaves_as_early(tokenizer: TextTokenizer, w
     raw, clean = TextIn(tokenizer), TextIn(tokenizer, TextPreparation(reads_markdown=True))
     raw_tokens, clean_tokens = list[TextToken](), list[TextToken]()
     for word in words:
-        raw_tokens += raw.push(f"{word} ".encode())
-        clean_tokens += clean.push(f"{word} ".encode())
+        raw_tokens += tokens_of(raw, f"{word} ".encode())
+        clean_tokens += tokens_of(clean, f"{word} ".encode())
         assert clean_tokens == raw_tokens
-    assert clean_tokens + clean.finish() == stream(tokenizer, " ".join(words).encode(), [])
+    assert clean_tokens + tokens_of(clean, b"", is_end=True) == stream(tokenizer, " ".join(words).encode(), [])
 
 
 PLAIN = "The old miller's cat, a well-known thief, sat by the door. It was late."

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bistream.text.text_in import TextIn, TextToken
 from bistream.text.tokenizer import TextTokenizer
 from scripts._tokenizer_files import FULL_VOCAB_SIZE
-from tests.unit.text.pieces import byte_symbol, stream
+from tests.unit.text.pieces import byte_symbol, stream, tokens_of
 
 BETWEEN = (" ", "\n", "25", "...")
 FIRST_TOKENS = 10  # two blocks of text: what the first speech waits for
@@ -88,7 +88,7 @@ def test_the_first_tokens_come_soon_after_their_last_character(qwen: TextTokeniz
     """Fed character by character; the bound leaves an alphabet's words room for the space that ends them."""
     text_in, tokens, num_fed = TextIn(qwen), list[TextToken](), 0
     while len(tokens) < FIRST_TOKENS:
-        tokens += text_in.push(TEXTS[language][num_fed].encode())
+        tokens += tokens_of(text_in, TEXTS[language][num_fed].encode())
         num_fed += 1
     needed = tokens[FIRST_TOKENS - 1].end_char
     assert num_fed <= 1.3 * needed + (0 if "Chinese" in language else 2), (num_fed, needed)

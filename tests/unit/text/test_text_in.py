@@ -17,7 +17,7 @@ from bistream.text.text_ends import is_complete, is_run_of_letters, starts_segme
 from bistream.text.text_in import WINDOW_CHARS, TextIn
 from bistream.text.tokenizer import TextTokenizer
 from scripts._tokenizer_files import FULL_VOCAB_SIZE, make_vocabulary, write_tokenizer_files
-from tests.unit.text.pieces import byte_symbol, stream
+from tests.unit.text.pieces import byte_symbol, stream, tokens_of
 
 VOCAB_SIZE = 2200
 # Every pair of these bytes is a merge, so that nearly any other cut of a text changes its ids: spaces, punctuation, letters
@@ -127,7 +127,7 @@ def test_the_held_back_text_is_bounded(tokenizer: TextTokenizer, text: str) -> N
     longest_special = max(map(len, tokenizer.special_tokens))
     end_char = 0
     for index, character in enumerate(text):
-        for token in text_in.push(character.encode()):
+        for token in tokens_of(text_in, character.encode()):
             end_char = token.end_char
         # All that may be held back: the beginning of a special token, one segment, and less than one window.
         held = tokenizer.normalize(text[end_char : index + 1])
@@ -148,7 +148,7 @@ def test_a_chinese_paragraph_without_punctuation_is_spoken_before_it_ends(tokeni
     paragraph = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\u6211\u4eec\u4e00\u8d77\u53bb\u516c\u56ed\u6563\u6b65\u5427" * 20
     end_char = 0
     for index, character in enumerate(paragraph):
-        for token in text_in.push(character.encode()):
+        for token in tokens_of(text_in, character.encode()):
             end_char = token.end_char
         assert index + 1 - end_char <= WINDOW_CHARS
     assert end_char >= len(paragraph) - WINDOW_CHARS
@@ -158,7 +158,7 @@ def test_many_marks_on_one_character_do_not_hold_back_the_text(tokenizer: TextTo
     text_in = TextIn(tokenizer)
     end_char = 0
     for index, character in enumerate("e" + "\u0301" * 100):
-        for token in text_in.push(character.encode()):
+        for token in tokens_of(text_in, character.encode()):
             end_char = token.end_char
         assert index + 1 - end_char <= 2 * WINDOW_CHARS
 
@@ -207,7 +207,7 @@ def test_a_cut_by_the_bound_never_goes_through_a_character(tokenizer: TextTokeni
 )
 def test_ids_that_are_certain_come_at_once(tokenizer: TextTokenizer, pieces: tuple[bytes, ...], certain: list[str]) -> None:
     text_in = TextIn(tokenizer)
-    ids = [token.id for piece in pieces for token in text_in.push(piece)]
+    ids = [token.id for piece in pieces for token in tokens_of(text_in, piece)]
     assert ids == [token_id for part in certain for token_id in tokenizer.encode(part)]
 
 
@@ -228,18 +228,18 @@ def test_text_is_accepted_exactly_if_it_is_utf8(tokenizer: TextTokenizer, prefix
 def test_invalid_utf8_is_an_error_at_the_first_impossible_byte(tokenizer: TextTokenizer, invalid: str) -> None:
     data = bytes.fromhex(invalid)
     text_in = TextIn(tokenizer)
-    text_in.push(b"hello " + data[:-1])
+    tokens_of(text_in, b"hello " + data[:-1])
     with pytest.raises(InvalidInputError, match="not valid UTF-8"):
-        text_in.push(data[-1:])
+        tokens_of(text_in, data[-1:])
     with pytest.raises(InvalidInputError):  # and remains one
-        text_in.push(b"x")
+        tokens_of(text_in, b"x")
 
 
 def test_an_open_utf8_sequence_is_an_error_at_the_end(tokenizer: TextTokenizer) -> None:
     text_in = TextIn(tokenizer)
-    text_in.push("\u4f60".encode()[:2])
+    tokens_of(text_in, "\u4f60".encode()[:2])
     with pytest.raises(InvalidInputError, match="ends inside a UTF-8 character"):
-        text_in.finish()
+        tokens_of(text_in, b"", is_end=True)
 
 
 def test_a_segment_start_is_independent_of_what_precedes_it() -> None:

@@ -51,6 +51,7 @@ from scripts._tokenizer_files import write_tokenizer_files
 from tests.fakes import Script, ScriptedEngine, ScriptedSampler, ScriptedSequence, TurnView, counting_script
 from tests.formats import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
 from tests.unit.cuts import pieces_of
+from tests.unit.text.pieces import tokens_of
 from tests.unit.text2token import tiny
 
 SIZES = replace(tiny.CONFIG, text_vocab_size=600)
@@ -219,7 +220,7 @@ class TestSpeaking:
         messages = [message for message in mailbox.messages if isinstance(message, SpeechTokens)]
         consumed = [message.text_consumed for message in messages]
         text_in = TextIn(tokenizer)
-        ends = [token.end_char for token in text_in.push(TEXT.encode()) + text_in.finish()]
+        ends = [token.end_char for token in tokens_of(text_in, TEXT.encode()) + tokens_of(text_in, b"", is_end=True)]
         assert consumed == sorted(consumed)
         assert consumed[18:20] == [0, ends[0]]  # 20 speech tokens: at least one text token
         assert consumed[38:40] == [ends[0], ends[1]]
@@ -428,13 +429,13 @@ class TestEnds:
 
     def test_a_session_that_is_still_being_opened_cannot_expire(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         bench.now = 1e6
-        encode = TextIn.push
+        encode = TextIn.read
 
-        def encode_slowly(text_in: TextIn, piece: bytes) -> Any:
+        def encode_slowly(text_in: TextIn, piece: bytes, is_end: bool) -> Any:
             bench.service.expire()  # the timer's thread may come at any time
-            return encode(text_in, piece)
+            return encode(text_in, piece, is_end)
 
-        monkeypatch.setattr(TextIn, "push", encode_slowly)
+        monkeypatch.setattr(TextIn, "read", encode_slowly)
         mailbox = bench.start(TEXT, is_end=True)
         assert mailbox.reason is FinishReason.LENGTH and mailbox.tokens
 
@@ -604,7 +605,7 @@ def test_messages_tell_the_character_that_the_engine_attends_to(
         bench.append(piece, number == len(pieces))
     assert mailbox.reason is FinishReason.EOS
     reader = TextIn(tokenizer)
-    ends = [token.end_char for token in reader.push("".join(pieces).encode()) + reader.finish()]
+    ends = [token.end_char for token in tokens_of(reader, "".join(pieces).encode()) + tokens_of(reader, b"", is_end=True)]
     prompt = len(texts) - len(ends)
     assert (prompt > 0) == bool(prompt_text)
     count = 0

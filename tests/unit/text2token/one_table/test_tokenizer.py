@@ -19,6 +19,7 @@ from bistream.text.preparation import make_preparation
 from bistream.text.text_in import TextIn
 from bistream.text2token.one_table.tokenizer import PlainTextTokenizer, read_tokenizer
 from scripts._tokenizer_files import make_vocabulary
+from tests.unit.text.pieces import tokens_of
 
 TOKENS = BiCodecTokens(512, 256, 512)
 TOKENIZER = PlainTextTokenizer(*make_vocabulary(512), TOKENS)
@@ -38,7 +39,7 @@ def test_nor_does_a_text_in_pieces(text: str, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(whole)))
     for preparation in (None, make_preparation("off", "")):
         reader = TextIn(TOKENIZER, preparation)
-        found = [*reader.push(whole[:cut]), *reader.push(whole[cut:]), *reader.finish()]
+        found = [*tokens_of(reader, whole[:cut]), *tokens_of(reader, whole[cut:]), *tokens_of(reader, b"", is_end=True)]
         assert all(0 <= one.id < TOKENS.first for one in found)
 
 
