@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from os.path import commonprefix
 
 MAX_SIBLINGS_COMPARED = 16  # children of a node that a partial match compares, newest first
 
@@ -45,16 +46,6 @@ class PrefixMatch:
     shared: tuple[PrefixNode, ...]
     partial: PrefixNode | None
     num_partial: int
-
-
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Number of leading ids that are equal."""
-    length = 0
-    for left, right in zip(first, second, strict=False):
-        if left != right:
-            break
-        length += 1
-    return length
 
 
 class BlockPool:
@@ -128,7 +119,7 @@ class BlockPool:
         for count, child in enumerate(reversed(node.children.values())):
             if count == MAX_SIBLINGS_COMPARED or best_length == len(rest):
                 break
-            length = common_prefix(child.ids, rest)
+            length = len(commonprefix([child.ids, rest]))
             if length > best_length:
                 best, best_length = child, length
         return best, best_length

@@ -247,7 +247,7 @@ class Scheduler:
             self._copies[sequence.blocks[len(shared)]] = match.partial.block
             num_ids += match.num_partial
         turn.num_fed = sequence.next_position = num_ids
-        sequence.prompt_ids, sequence.registering = turn.feed, True
+        sequence.prompt_ids = turn.feed
         sequence.num_shared = len(shared)
         sequence.prefix_node = match.shared[-1] if match.shared else None
 
@@ -318,14 +318,14 @@ class Scheduler:
             node = self.pool.register(node, sequence.blocks[number], sequence.prompt_ids[number * size : (number + 1) * size])
             if node is None:
                 break
-        sequence.registering, sequence.prefix_node, sequence.prompt_ids = False, None, ()
+        sequence.prefix_node, sequence.prompt_ids = None, ()
 
     def _take_head_row(self, sequence: SequenceRecord, turn: RunningTurn, head_row: int, texts_left: int | None) -> TurnUpdate:
         assert head_row != INACTIVE, "the device ended a turn that is still running on the host"
         if head_row == NOT_FINITE:
             self.pool.forget(sequence.blocks)
             return self._fail(sequence, turn, NOT_FINITE_SENTENCE)
-        if sequence.registering:
+        if sequence.prompt_ids:
             self._register(sequence)
         return self._take_id(sequence, turn, self.space.speech_offset + head_row, texts_left)
 
@@ -357,7 +357,7 @@ class Scheduler:
             if sequence in queue:
                 queue.remove(sequence)
         sequence.turn = None
-        sequence.registering = False
+        sequence.prompt_ids = ()
         over = result.end in (TurnEnd.CANCELLED, TurnEnd.ERROR)
         sequence.state = SequenceState.ENDED if over else SequenceState.PARKED
         return result

@@ -64,10 +64,9 @@ class SequenceRecord:
     texts: list[int] = field(default_factory=list)  # positions of its text ids, ascending, where the settings want them
     demand: Demand | None = None  # as its caller last said
     # registration of the first turn's blocks in the prefix cache, once they are computed
-    prompt_ids: tuple[int, ...] = ()
+    prompt_ids: tuple[int, ...] = ()  # of that turn; none: there is nothing to register
     num_shared: int = 0  # first blocks, which were there
     prefix_node: PrefixNode | None = None  # of the last one of them
-    registering: bool = False
 
     @property
     def can_decode(self) -> bool:

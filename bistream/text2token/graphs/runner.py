@@ -56,14 +56,13 @@ class GraphStepRunner:
         settings: EngineSettings,
         record: bool = True,
         progress: Progress | None = None,
-        tuning: Tuning | None = None,
         head: Head | None = None,
         make_kernels: MakeKernels | None = None,
     ) -> None:
         """head: whose attention ``places`` tells; ``settings.knows_texts`` then. make_kernels: as of ``GraphStep``."""
         device = weights.embedding.device
         on_gpu = device.type == "cuda"
-        self._tuning = Tuning() if tuning is None else tuning
+        self._tuning = Tuning()
         self.space = TokenSpace.of(config)
         self.settings = settings
         self.buckets = bucket_sizes(settings.max_rows)
