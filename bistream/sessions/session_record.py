@@ -16,7 +16,7 @@ from bistream.metrics.catalogue import Labels
 from bistream.metrics.recorder import Recorder
 from bistream.metrics.session_log import write_session_line
 from bistream.sessions.playback import Playback
-from bistream.sessions.request_checks import SessionStart
+from bistream.sessions.session import CallerSession
 from bistream.types import FinishReason
 
 
@@ -82,13 +82,13 @@ class SessionMetrics:
 class SessionRecord:
     """One session. Used by its speaker alone, except ``client_is_gone``."""
 
-    def __init__(self, metrics: SessionMetrics, start: SessionStart, now: float, sample_rate: int) -> None:
+    def __init__(self, metrics: SessionMetrics, session: CallerSession, now: float, sample_rate: int) -> None:
         self._sample_rate = sample_rate
         self.marks = Timestamps(accepted_at=now)
         self.client_is_gone = False  # set before the session is ended for it
         self._metrics = metrics
-        self._start = start
-        self._text = "offline" if start.offline else "whole" if start.is_end else "pieces"
+        self._session = session
+        self._text = "offline" if session.start.offline else "whole" if session.start.is_end else "pieces"
         self._samples = 0  # of the chunks that were sent
         self._last_chunk_at: float | None = None
 
@@ -112,18 +112,10 @@ class SessionRecord:
             metrics.chunk_gap.observe(now - self._last_chunk_at)
         self._last_chunk_at = now
 
-    def ended(
-        self,
-        session_id: str | None,
-        characters: int,
-        tokens: int,
-        playback: Playback,
-        finish_reason: FinishReason | None,
-        error: BistreamError | None,
-    ) -> None:
-        """session_id: the client's. tokens: speech tokens that came. finish_reason: of the language model, when it has ended."""
-        metrics = self._metrics
-        reason = self._reason(finish_reason, error)
+    def ended(self, tokens: int, playback: Playback) -> None:
+        """tokens: speech tokens that came."""
+        metrics, session, characters = self._metrics, self._session, self._session.text.characters
+        reason = self._reason(session.finish_reason, session.error)
         metrics.ended[reason].inc()
         if reason in ("cancelled", "disconnected"):
             metrics.cancelled("request" if reason == "cancelled" else "disconnect")
@@ -134,8 +126,8 @@ class SessionRecord:
             first_audio_s = round(self.marks.first_audio_at - self.marks.accepted_at, 4)
             self._record_audio(audio_s, playback, self._last_chunk_at)
         write_session_line(
-            id=session_id,
-            voice=self._start.speaker_id or ("recording" if self._start.labels is None else "labels"),
+            id=session.id,
+            voice=session.start.speaker_id or ("recording" if session.start.labels is None else "labels"),
             text=self._text,
             characters=characters,
             tokens=tokens,

@@ -60,7 +60,7 @@ class SessionRun:
         self._on_closed = on_closed
         self._cancel_hops = partial(services.ports.token2wav.cancel, session.port_id)  # not of self, which would then live on
         self._pacing = HopPacing(session, services.config, services.hop_policy, self._cancel_hops, services.ports.token2wav.report)
-        self._record = SessionRecord(services.metrics, session.start, services.clock(), services.audio_format.sample_rate)
+        self._record = SessionRecord(services.metrics, session, services.clock(), services.audio_format.sample_rate)
         self._spoken = SpokenText(session.text.effort, services.audio_format)
         self._pacing.text.came(session.text.characters, services.clock())
         self._position = self._characters = 0  # of the text, and certainly spoken, in the last chunk
@@ -190,13 +190,10 @@ class SessionRun:
 
     def _end_record(self) -> None:
         """Never raises: the session's place must become free."""
-        session = self.session
         try:
-            self._record.ended(
-                session.id, session.text.characters, self._spoken.tokens, self._pacing.playback, session.finish_reason, session.error
-            )
+            self._record.ended(self._spoken.tokens, self._pacing.playback)
         except Exception:
-            logger.exception("the end of session %s was not recorded", session.port_id)
+            logger.exception("the end of session %s was not recorded", self.session.port_id)
 
     # The reader and the calls that carry text
 
