@@ -1,6 +1,6 @@
 """Decides when a session's next hop is due and how many speech tokens it takes. Pure arithmetic on one session's progress; no torch.
 
-In: ``HopProgress`` of one session. Out: a number of tokens, or None to wait. Called by the orchestrator whenever tokens arrive, a
+In: ``HopProgress`` of one session. Out: a ``DueHop``, or None to wait. Called by the orchestrator whenever tokens arrive, a
 hop is done, the language model rests or ends, or ``recheck_after_s`` has passed. There is no state between calls: sessions cannot
 influence each other.
 
@@ -50,7 +50,7 @@ _AUDIO_PER_CHUNK_S = 1.0  # of a listener, for each chunk that could go out, bef
 
 @dataclass(frozen=True)
 class HopProgress:
-    """Progress of one session between two hops (``next_hop`` is not called while a hop is being computed), since its last flush.
+    """Progress of one session between two hops (``due_hop`` is not called while a hop is being computed), since its last flush.
 
     prompt_tokens: speech tokens of its voice prompt. received_tokens: speech tokens the language model has produced.
     sent_tokens: those already in hops, lookahead included. has_ended: the language model has ended.
@@ -86,6 +86,21 @@ class HopProgress:
 
 
 @dataclass(frozen=True)
+class DueHop:
+    """tokens: the lookahead included. is_final: it is the session's last one. lookahead_tokens: of them; None: as many as usual.
+    is_flush: it is the last one of a sentence, though not of the session (rule 6)."""
+
+    tokens: int
+    is_final: bool = False
+    lookahead_tokens: int | None = None
+    is_flush: bool = False
+
+    @classmethod
+    def flush(cls, tokens: int) -> DueHop:
+        return cls(tokens, lookahead_tokens=0, is_flush=True)
+
+
+@dataclass(frozen=True)
 class HopPolicy:
     """Settings of the rules above, and the family's numbers in them. Token counts exclude the lookahead.
 
@@ -118,8 +133,22 @@ class HopPolicy:
             second_lookahead_tokens=min(max(first, _SECOND_LOOKAHEAD), usual) if hurries else None,
         )
 
+    def due_hop(self, progress: HopProgress) -> DueHop | None:
+        """The hop to send now; None: wait.
+
+        It is not the last one where it ends on a boundary, even where no token is left: whether the end is known by then is a matter of
+        time."""
+        count = self.next_hop(progress)
+        if count is None:
+            return None
+        is_last = count == progress.pending_tokens and count < self._target(progress)
+        if is_last and self._is_over(progress):
+            return DueHop.flush(count)
+        lookahead = self._lookahead(progress)
+        return DueHop(count, is_last and progress.has_ended, None if lookahead == self.audio_format.lookahead_tokens else lookahead)
+
     def next_hop(self, progress: HopProgress) -> int | None:
-        """Tokens to send now, the lookahead included; None: wait. 0 only where ``is_final`` or ``is_flush``."""
+        """Tokens to send now, the lookahead included; None: wait. 0 only in the last hop of a session or a sentence."""
         target, pending = self._target(progress), progress.pending_tokens
         if pending >= target:
             return target if progress.sent_tokens or self._may_begin(progress) else None
@@ -134,20 +163,6 @@ class HopPolicy:
     def has_first_tokens(self, progress: HopProgress) -> bool:
         """Whether the tokens of the first hop are there."""
         return progress.received_tokens >= self._first_boundary(progress) + self._first_lookahead
-
-    def is_final(self, progress: HopProgress, count: int) -> bool:
-        """Whether a hop of ``count`` tokens is the last one. Not on a boundary, even where no token is left: whether the end is known
-        by then is a matter of time."""
-        return progress.has_ended and count == progress.pending_tokens and count < self._target(progress)
-
-    def lookahead_tokens(self, progress: HopProgress) -> int | None:
-        """Of the next hop, unless it is a flush or final, if fewer than usual."""
-        lookahead = self._lookahead(progress)
-        return lookahead if lookahead < self.audio_format.lookahead_tokens else None
-
-    def is_flush(self, progress: HopProgress, count: int) -> bool:
-        """Whether a hop of ``count`` tokens is the last one of a sentence, though not of the session (rule 6)."""
-        return self._is_over(progress) and count == progress.pending_tokens and count < self._target(progress)
 
     def recheck_after_s(self, progress: HopProgress) -> float | None:
         """Seconds until the answer changes from None to a hop without further tokens; None: never."""

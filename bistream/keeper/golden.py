@@ -58,11 +58,11 @@ def hops(tokens: IntArray, prompt_tokens: int, policy: HopPolicy) -> list[IntArr
     while True:
         sent = ends[-1] if ends else 0
         progress = HopProgress(prompt_tokens, len(tokens), sent, has_ended=True)
-        count = policy.next_hop(progress)
-        assert count is not None, "all tokens are there"
-        if policy.is_final(progress, count):
+        due = policy.due_hop(progress)
+        assert due is not None, "all tokens are there"
+        if due.is_final:
             return np.split(tokens, ends)
-        ends.append(sent + count)
+        ends.append(sent + due.tokens)
 
 
 def audio_fault(waveform: FloatArray) -> str | None:

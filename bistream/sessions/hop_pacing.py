@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from bistream.config import RuntimeConfig
 from bistream.contract.checks import MAX_SPEED, MIN_SPEED
-from bistream.hops.policy import HopPolicy, HopProgress
+from bistream.hops.policy import DueHop, HopPolicy, HopProgress
 from bistream.hops.speeds import SpeedRuns
 from bistream.hops.text_pace import TextPace
 from bistream.sessions.breaks import AudioBreaks
@@ -53,8 +53,6 @@ class HopPacing:
         self.playback = Playback(self._format.sample_rate)
         self.breaks = AudioBreaks(self._format.sample_rate)
         self._speeds = SpeedRuns()  # of the tokens that were sent
-        self._is_final = self._is_flush = False  # the hop that is due
-        self._lookahead_tokens: int | None = None  # of it
         self.wake_at: float | None = None
         self.hop_began_at: float | None = None
 
@@ -69,9 +67,9 @@ class HopPacing:
     def next_hop(self, prompt: VoicePrompt, now: float) -> Token2WavHop | None:
         """The hop that is due, or an empty one that renews the lease of token2wav. None: wait for tokens, or until ``wake_at``."""
         session = self._session
-        count = self._due_tokens(now)
-        if count is not None:
-            return self._take(count, prompt, now)
+        due = self._due_hop(now)
+        if due is not None:
+            return self._take(due, prompt, now)
         session.speaking(False)
         if session.owns(TOKEN2WAV):
             renew_at = self._last_hop_at + self._config.session_idle_timeout_s / RENEWALS_PER_LEASE
@@ -168,8 +166,8 @@ class HopPacing:
             speed=session.speed,
         )
 
-    def _due_tokens(self, now: float) -> int | None:
-        """Tokens to send now; None: wait for more, or until ``wake_at``."""
+    def _due_hop(self, now: float) -> DueHop | None:
+        """None: wait for tokens, or until ``wake_at``."""
         buffer_s = self.playback.buffer_s(now)
         too_much_s = buffer_s - self._config.max_unread_audio_s
         if too_much_s > 0.0:
@@ -177,18 +175,14 @@ class HopPacing:
             return None
         self.sends(0)  # a break before the first of them
         progress, cut = self._progress(now, buffer_s), self._cut()
-        count = self._policy.next_hop(progress)
-        waits = count is None and not progress.sent_tokens and self._policy.has_first_tokens(progress)  # though its tokens are there
-        if cut is not None and not waits and (count is None or cut[0] < count):
-            self._is_final, self._is_flush = False, cut[1] and not self._policy.blocks.interleaved
-            self._lookahead_tokens, self.wake_at = 0 if self._is_flush else None, None
-            return cut[0]
-        self._is_final = count is not None and self._policy.is_final(progress, count)
-        self._is_flush = count is not None and self._policy.is_flush(progress, count)
-        self._lookahead_tokens = 0 if self._is_flush else self._policy.lookahead_tokens(progress)
-        recheck_s = self._policy.recheck_after_s(progress) if count is None else None
+        due = self._policy.due_hop(progress)
+        waits = due is None and not progress.sent_tokens and self._policy.has_first_tokens(progress)  # though its tokens are there
+        if cut is not None and not waits and (due is None or cut[0] < due.tokens):
+            self.wake_at = None
+            return DueHop.flush(cut[0]) if cut[1] and not self._policy.blocks.interleaved else DueHop(cut[0])
+        recheck_s = self._policy.recheck_after_s(progress) if due is None else None
         self.wake_at = None if recheck_s is None else now + recheck_s
-        return count
+        return due
 
     def _progress(self, now: float, buffer_s: float) -> HopProgress:
         assert self._voice_tokens is not None
@@ -218,24 +212,24 @@ class HopPacing:
             waited_s=now - self._first_tokens_at,
         )
 
-    def _take(self, count: int, prompt: VoicePrompt, now: float) -> Token2WavHop:
+    def _take(self, due: DueHop, prompt: VoicePrompt, now: float) -> Token2WavHop:
         session = self._session
         is_first = not session.owns(TOKEN2WAV)
         if is_first:
             session.own(TOKEN2WAV, self._cancel)
         session.speaking(True)
         speed = self._speed
-        self.sends(count)
-        if self._is_flush:
+        self.sends(due.tokens)
+        if due.is_flush:
             self._tokens_flushed = self._tokens_sent
         return Token2WavHop(
             session_id=session.port_id,
-            token_ids=session.take_tokens(count),
-            finalize=self._is_final,
+            token_ids=session.take_tokens(due.tokens),
+            finalize=due.is_final,
             prompt=prompt if is_first else None,
             audio=session.start.audio,
             playback_buffer_s=self.playback.buffer_s(now),
             expected_speech_s=session.reserved_s if is_first else None,
-            lookahead_tokens=self._lookahead_tokens,
+            lookahead_tokens=due.lookahead_tokens,
             speed=speed,
         )

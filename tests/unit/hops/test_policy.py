@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
 from bistream.families.spark import SPARK
-from bistream.hops.policy import HopPolicy, HopProgress
+from bistream.hops.policy import DueHop, HopPolicy, HopProgress
 from bistream.mel2wav.hop_plan import BUCKETS
 from bistream.mel2wav.stage import CONTEXT_FRAMES
 from tests.formats import (
@@ -57,14 +57,15 @@ def progresses(draw: st.DrawFn) -> HopProgress:
 
 @given(progresses())
 def test_a_hop_takes_available_tokens_and_few_enough_of_them(progress: HopProgress) -> None:
-    count = POLICY.next_hop(progress)
-    assert count is not None or not progress.has_ended, "after the end something is always due"
-    if count is not None:
+    due = POLICY.due_hop(progress)
+    assert due is not None or not progress.has_ended, "after the end something is always due"
+    if due is not None:
+        count = due.tokens
         assert 0 <= count <= progress.pending_tokens
         assert count > 0 or (progress.has_ended and progress.pending_tokens == 0)
-        assert POLICY.is_final(progress, count) or progress.sent_tokens + count > LOOKAHEAD_TOKENS  # it speaks
+        assert due.is_final or progress.sent_tokens + count > LOOKAHEAD_TOKENS  # it speaks
         assert not progress.sent_tokens or count <= (POLICY.max_chunks - 1) * CHUNK_TOKENS + NEAREST
-        assert not POLICY.is_flush(progress, count), "an interleaved text is never flushed"
+        assert not due.is_flush, "an interleaved text is never flushed"
 
 
 def due_hops(progress: HopProgress) -> list[int]:
@@ -100,12 +101,12 @@ def test_slow_speech_fits_the_recorded_calls_of_the_vocoder(progress: HopProgres
 
 @given(progresses())
 def test_a_hop_ends_on_the_grid_unless_it_is_one_of_the_first_two_the_last_or_cut_by_a_pause(progress: HopProgress) -> None:
-    count = POLICY.next_hop(progress)
-    assume(count is not None and progress.sent_tokens > LOOKAHEAD_TOKENS + 30)
-    assert count is not None
+    due = POLICY.due_hop(progress)
+    assume(due is not None and progress.sent_tokens > LOOKAHEAD_TOKENS + 30)
+    assert due is not None
     is_cut = progress.is_resting and progress.playback_buffer_s <= POLICY.urgent_buffer_s + progress.hop_latency_s
-    spoken = progress.sent_tokens + count - LOOKAHEAD_TOKENS
-    assert POLICY.is_final(progress, count) or is_cut or (progress.prompt_tokens + spoken) % CHUNK_TOKENS == 0
+    spoken = progress.sent_tokens + due.tokens - LOOKAHEAD_TOKENS
+    assert due.is_final or is_cut or (progress.prompt_tokens + spoken) % CHUNK_TOKENS == 0
 
 
 @given(progresses(), st.floats(0.61, 10))
@@ -183,11 +184,11 @@ def boundaries(
             while True:
                 sent = sum(sizes)
                 progress = HopProgress(prompt_tokens, received, sent, has_ended, 0.0, 0.0, is_whole, rests, next_block_s=0.0)
-                count = policy.next_hop(progress)
-                if count is None:
+                due = policy.due_hop(progress)
+                if due is None:
                     break
-                sizes.append(count)
-                if policy.is_final(progress, count):
+                sizes.append(due.tokens)
+                if due.is_final:
                     return sizes
 
 
@@ -228,13 +229,13 @@ def test_chunks_that_join_leave_boundaries_out_and_move_none(
         tokens, buffer_s = arrivals[number % len(arrivals)]
         received, has_ended = min(total, received + tokens), received == total
         progress = HopProgress(prompt_tokens, received, ends[-1], has_ended, buffer_s, 0.1, is_whole, chunks_join=True, next_block_s=0.0)
-        count = policy.next_hop(progress)
-        if count is None:
+        due = policy.due_hop(progress)
+        if due is None:
             continue
-        ends.append(ends[-1] + count)
-        if policy.is_final(progress, count):
+        ends.append(ends[-1] + due.tokens)
+        if due.is_final:
             break
-        assert ends[-1] in plain and (len(ends) < 4 or count <= (chunks - 1) * CHUNK_TOKENS + NEAREST)
+        assert ends[-1] in plain and (len(ends) < 4 or due.tokens <= (chunks - 1) * CHUNK_TOKENS + NEAREST)
     assert ends[-1] == total
 
 
@@ -319,16 +320,16 @@ def test_a_rest_withholds_nothing(progress: HopProgress) -> None:
     """Hop after hop goes out at once until the sentence is flushed, or the session ended, whatever the listener has."""
     left = dataclasses.replace(progress, is_resting=True)
     for _ in range(12):
-        count = SENTENCES.next_hop(left)
+        due = SENTENCES.due_hop(left)
         if left.received_tokens == 0 and not left.has_ended:
-            assert count is None
+            assert due is None
             return
-        assert count is not None
-        assert not (SENTENCES.is_final(left, count) and SENTENCES.is_flush(left, count))
-        if SENTENCES.is_flush(left, count) or SENTENCES.is_final(left, count):
-            assert count == left.pending_tokens
+        assert due is not None
+        assert not (due.is_final and due.is_flush)
+        if due.is_flush or due.is_final:
+            assert due.tokens == left.pending_tokens
             return
-        left = dataclasses.replace(left, sent_tokens=left.sent_tokens + count)
+        left = dataclasses.replace(left, sent_tokens=left.sent_tokens + due.tokens)
     raise AssertionError("no end")
 
 
@@ -346,9 +347,9 @@ def test_the_first_hops_of_a_sentence_wait_for_less() -> None:
     sent, spoken = 0, []
     for lookahead in (10, 25, None, None):
         begun = HopProgress(0, received_tokens=1000, sent_tokens=sent, has_ended=False)
-        assert SENTENCES.lookahead_tokens(begun) == lookahead
-        sent += SENTENCES.next_hop(begun) or 0
+        assert (due := SENTENCES.due_hop(begun)) is not None and due.lookahead_tokens == lookahead
+        sent += due.tokens
         spoken.append(sent - (67 if lookahead is None else lookahead))
     assert spoken == [12, 32, 50, 100]
     exact = HopPolicy.of(SPARK, RuntimeConfig(first_lookahead_tokens=67))
-    assert exact.next_hop(dataclasses.replace(progress, received_tokens=100)) == 79 and exact.lookahead_tokens(progress) is None
+    assert exact.due_hop(dataclasses.replace(progress, received_tokens=100)) == DueHop(79)
