@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -101,10 +101,21 @@ class BatchPace:
             usual_s = sum(took_s for _, took_s in self._samples) / len(self._samples)
             seconds = min(seconds, MAX_SURPRISE * max(usual_s, self.seconds(tokens)))
         self._samples.append((tokens, seconds))
-        mean_tokens = sum(count for count, _ in self._samples) / len(self._samples)
-        mean_s = sum(took_s for _, took_s in self._samples) / len(self._samples)
-        variance = sum((count - mean_tokens) ** 2 for count, _ in self._samples)
-        covariance = sum((count - mean_tokens) * (took_s - mean_s) for count, took_s in self._samples)
-        slope = covariance / variance if variance > 0.0 else mean_s / mean_tokens
-        self._fixed_s = min(max(0.0, mean_s - slope * mean_tokens), MAX_FIXED_SHARE * mean_s)
-        self._per_token_s = (mean_s - self._fixed_s) / mean_tokens
+        self._fixed_s, self._per_token_s = fixed_and_marginal(self._samples, (0.0, MAX_FIXED_SHARE), unknown_share=0.0)
+
+
+def fixed_and_marginal(
+    samples: Collection[tuple[float, float]], fixed_shares: tuple[float, float], unknown_share: float
+) -> tuple[float, float]:
+    """How long a batch takes by its size: seconds of any batch, and seconds above 0 for each unit, by least squares.
+
+    samples: size, seconds. fixed_shares: least and most of the mean duration that are fixed. unknown_share: where all sizes are the same.
+    """
+    mean_size = sum(size for size, _ in samples) / len(samples)
+    mean_s = sum(seconds for _, seconds in samples) / len(samples)
+    variance = sum((size - mean_size) ** 2 for size, _ in samples)
+    covariance = sum((size - mean_size) * (seconds - mean_s) for size, seconds in samples)
+    fixed_s = mean_s - covariance / variance * mean_size if variance > 0.0 else unknown_share * mean_s
+    least, most = fixed_shares
+    fixed_s = min(max(least * mean_s, fixed_s), most * mean_s)
+    return fixed_s, (mean_s - fixed_s) / mean_size

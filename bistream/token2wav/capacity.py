@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from bistream.hops.queue import fixed_and_marginal
+
 UNKNOWN = 0.0
 MIN_BATCHES = 8  # before the first estimate
 MIN_FULL_BATCHES = 4  # before full batches alone decide
@@ -85,11 +87,4 @@ class CapacityMeter:
 
 
 def _fit(samples: Sequence[Sample]) -> tuple[float, float]:
-    """(fixed seconds, seconds per audio second above 0) by least squares, within the bounds of the module's text."""
-    mean_audio = sum(audio_s for audio_s, _ in samples) / len(samples)
-    mean_s = sum(seconds for _, seconds in samples) / len(samples)
-    variance = sum((audio_s - mean_audio) ** 2 for audio_s, _ in samples)
-    covariance = sum((audio_s - mean_audio) * (seconds - mean_s) for audio_s, seconds in samples)
-    slope = covariance / variance if variance > 0.0 else 0.0
-    fixed_s = min(max(MIN_FIXED_SHARE * mean_s, mean_s - slope * mean_audio), MAX_FIXED_SHARE * mean_s)
-    return fixed_s, (mean_s - fixed_s) / mean_audio
+    return fixed_and_marginal(samples, (MIN_FIXED_SHARE, MAX_FIXED_SHARE), unknown_share=MAX_FIXED_SHARE)

@@ -16,9 +16,9 @@ from bistream.hops.batch_rules import BatchStanding
 from bistream.hops.queue import BatchPace, QueuedHop
 from bistream.token2wav.background import BackgroundShare, OfflineJob, Work
 from bistream.token2wav.capacity import CapacityMeter
-from bistream.token2wav.hop_jobs import AudioSession, HopJob
+from bistream.token2wav.hop_jobs import HopJob
 from bistream.token2wav.marking import Marking
-from bistream.token2wav.renderer import HopsInProgress, Outcome, RendererHop, Rendering, SpeechRenderer
+from bistream.token2wav.renderer import HopsInProgress, Outcome, RendererHop, SpeechRenderer
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Computing:
         capacity: CapacityMeter,
         pace: BatchPace,
         marking: Marking,
-        on_batch: Callable[[Sequence[HopJob], float, float, float], None] = lambda jobs, began_s, took_s, ended_s: None,
+        on_batch: Callable[[Sequence[HopJob], float, float, float], None],
     ) -> None:
         """on_batch: told which hops were computed together, when that began, how long it took, and when it ended."""
         self._renderer = renderer
@@ -74,9 +74,9 @@ class Computing:
         """Open new sessions, and begin the hops of all that are ready. leftover: other hops wait. is_alone: no batch is in progress."""
         batch = HopBatch(leftover, self._clock(), waited_before_s=self._waited_s)
         for hop in hops:
-            job = hop.item
+            job, session = hop.item, hop.item.session
             try:
-                rendering = job.session.rendering or self._open(job.session)
+                rendering = session.rendering or self._renderer.open(session.prompt, session.audio.seed, session.expected_speech_s)
             except BusyError as error:
                 if is_alone:
                     batch.answers.append((job, error))
@@ -86,7 +86,7 @@ class Computing:
             except BistreamError as error:
                 batch.answers.append((job, error))
                 continue
-            job.session.rendering = rendering
+            session.rendering = rendering
             if rendering.needs_preparation:
                 batch.preparing.append(job)
             elif job.needs_computing:
@@ -98,9 +98,6 @@ class Computing:
             batch.standing = BatchStanding.of(batch.hops, batch.rendered.steps_left)
             self._took(batch, batch.began_s)
         return batch
-
-    def _open(self, session: AudioSession) -> Rendering:
-        return self._renderer.open(session.prompt, session.audio.seed, session.expected_speech_s)
 
     def step(self, batch: HopBatch) -> None:
         """One step of a batch in progress."""

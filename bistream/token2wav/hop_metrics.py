@@ -42,13 +42,10 @@ class HopMetrics:
         self._decisions[decision].inc()
 
     def batch(self, jobs: Sequence[HopJob], began_s: float, took_s: float, ended_s: float) -> None:
-        """These jobs were computed together; took_s: without the batches that went first. Jobs without work do not count."""
-        working = [job for job in jobs if job.needs_computing]
-        if not working:
-            return
-        self._size.observe(len(working))
+        """These jobs were computed together; took_s: without the batches that went first."""
+        self._size.observe(len(jobs))
         self._seconds.observe(took_s)
-        for job in working:
+        for job in jobs:
             if job.is_first:
                 arrived_s = job.deadline_s - job.hop.playback_buffer_s
                 self._queue.observe(began_s - arrived_s)

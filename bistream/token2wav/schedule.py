@@ -40,8 +40,8 @@ class Schedule:
         self,
         rules: BatchRules,
         share: BackgroundShare,
-        on_decision: Callable[[StepDecision], None] = lambda decision: None,
-        others_first: Callable[[float], bool] = lambda now_s: False,
+        on_decision: Callable[[StepDecision], None],
+        others_first: Callable[[float], bool],
     ) -> None:
         """others_first: whether work for which nobody waits should wait at this time, because others need the GPU."""
         self._rules = rules

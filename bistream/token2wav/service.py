@@ -18,7 +18,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -84,7 +84,12 @@ class Token2Wav:
         self._ended: list[AudioSession] = []  # waiting for the worker to free them
         max_hops = MAX_BATCH_HOPS if self._renderer.sizes.shares_batches else 1
         self._capacity = CapacityMeter(LONG_BATCH_S, max_hops, config.capacity_audio_s_per_s)
-        metrics = HopMetrics(recorder or Recorder(), self._queued, self._pools, lambda: self._capacity.audio_s_per_s)
+        metrics = HopMetrics(
+            recorder or Recorder(),
+            lambda: len(self._schedule.queue),
+            lambda: self._renderer.pools,
+            lambda: self._capacity.audio_s_per_s,
+        )
         pace = BatchPace(FIRST_TOKENS_PER_S)
         self._marking = Marking.load(config, self._renderer.sizes)
         self._computing = Computing(self._renderer, clock, self._capacity, pace, self._marking, metrics.batch)  # used by the worker only
@@ -169,14 +174,8 @@ class Token2Wav:
 
     def report(self) -> LoadReport:
         """For the front models; a new object each time."""
-        flow = self._pools().get(FLOW_PAGES, PoolUse(0, 0))
+        flow = self._renderer.pools.get(FLOW_PAGES, PoolUse(0, 0))
         return LoadReport(self._capacity.audio_s_per_s, flow.total, flow.reserve, flow.most, self._renderer.sizes.chunks_join)
-
-    def _queued(self) -> int:
-        return len(self._schedule.queue)
-
-    def _pools(self) -> Mapping[str, PoolUse]:
-        return self._renderer.pools
 
     def cancel(self, session_id: str) -> None:
         """End a session or an utterance now with ``CancelledError``; its memory is freed after what is running. Ignores unknown ids."""
