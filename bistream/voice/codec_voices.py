@@ -29,21 +29,14 @@ def open_reader(config: RuntimeConfig, before_cpu: Callable[[], None], global_to
         return load_reader(config.model_dir, device, global_tokens_alone=global_tokens_alone)
 
 
-class CodecTokenizer:
-    """``factory.TokensOfRecordings``. One recording in a call of the network, which hears padding."""
+class CodecVoices:
+    """``factory.TokensOfRecordings`` and ``SpeakersOfRecordings``. One recording in a call of the network, which hears padding."""
 
     def __init__(self, reader: VoiceReader) -> None:
         self._reader = reader
 
     def tokens_of(self, waveforms: Sequence[FloatArray]) -> list[IntArray]:
         return [self._reader.semantic_tokens(self._reader.prepared(waveform)) for waveform in waveforms]
-
-
-class CodecSpeakers:
-    """``factory.SpeakersOfRecordings``."""
-
-    def __init__(self, reader: VoiceReader) -> None:
-        self._reader = reader
 
     def features_of(self, waveforms: Sequence[FloatArray]) -> list[SpeakerFeatures]:
         tokens = [self._reader.global_tokens(self._reader.prepared(waveform)) for waveform in waveforms]

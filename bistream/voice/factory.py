@@ -27,9 +27,9 @@ class SpeakersOfRecordings(Protocol):
 def load_tokenizer(config: RuntimeConfig, before_cpu: Callable[[], None] = lambda: None) -> TokensOfRecordings:
     """before_cpu: called before the first computation if that is on the CPU. Raises ``CheckpointError`` and ``ConfigError``."""
     if family_of(config.model_dir).has_codec:
-        from bistream.voice.codec_voices import CodecTokenizer, open_reader  # noqa: PLC0415  (loads torch)
+        from bistream.voice.codec_voices import CodecVoices, open_reader  # noqa: PLC0415  (loads torch)
 
-        return CodecTokenizer(open_reader(config, before_cpu))
+        return CodecVoices(open_reader(config, before_cpu))
     from bistream.voice.speech_tokenizer import SpeechTokenizer  # noqa: PLC0415
 
     return SpeechTokenizer.from_config(config, before_cpu)
@@ -38,9 +38,9 @@ def load_tokenizer(config: RuntimeConfig, before_cpu: Callable[[], None] = lambd
 def load_speakers(config: RuntimeConfig, before_cpu: Callable[[], None] = lambda: None) -> SpeakersOfRecordings:
     """As ``load_tokenizer``."""
     if family_of(config.model_dir).has_codec:
-        from bistream.voice.codec_voices import CodecSpeakers, open_reader  # noqa: PLC0415  (loads torch)
+        from bistream.voice.codec_voices import CodecVoices, open_reader  # noqa: PLC0415  (loads torch)
 
-        return CodecSpeakers(open_reader(config, before_cpu, global_tokens_alone=True))
+        return CodecVoices(open_reader(config, before_cpu, global_tokens_alone=True))
     from bistream.voice.speaker_encoder import SpeakerEncoder  # noqa: PLC0415
 
     return SpeakerEncoder.from_config(config, before_cpu)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from bistream.contract.checks import SPEAKER_ID_PATTERN, check_speaker_id
 from bistream.errors import BistreamError, CheckpointError, InvalidInputError, UnknownSpeakerError
+from bistream.processes.whole_file import write_whole
 from bistream.store.fingerprint import Fingerprint, from_json
 from bistream.types import VoicePrompt
 from bistream.voice.build import NO_LABELS, make_voice_prompt
@@ -96,8 +95,9 @@ class VoiceRegistry:
         header: dict[str, object] = {"format": FORMAT, "prompt_text": voice.prompt_text, "tensors": tensors_name}
         if self._made_with is not None:
             header["made_with"] = dict(self._made_with.facts)
-        _write_atomically(self._directory / tensors_name, data)
-        _write_atomically(self._directory / f"{speaker_id}.json", json.dumps(header, ensure_ascii=False, indent=2).encode("utf-8") + b"\n")
+        written = json.dumps(header, ensure_ascii=False, indent=2).encode("utf-8") + b"\n"
+        write_whole(self._directory / tensors_name, data, is_lasting=True)
+        write_whole(self._directory / f"{speaker_id}.json", written, is_lasting=True)
         if previous is not None and previous != tensors_name:
             (self._directory / previous).unlink(missing_ok=True)
 
@@ -161,17 +161,3 @@ def _damaged(speaker_id: str) -> CheckpointError:
 
 def _digest(tensors: bytes, prompt_text: str) -> str:
     return hashlib.blake2b(tensors + b"\0text\0" + prompt_text.encode("utf-8"), digest_size=16).hexdigest()
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes it private; the server may run as another user
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
