@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -51,12 +51,6 @@ def prompt_values(prompt: VoicePrompt) -> dict[str, Any]:
         "prompt_speech_tokens": prompt.speech_tokens,
         "prompt_speech_feat": prompt.speech_feat if prompt.speech_feat.size else None,
     }
-
-
-class Calling(Protocol):
-    """A ``CallChannel``."""
-
-    async def ask(self, values: Values) -> Values: ...
 
 
 def open_channel(contract: ModelContract) -> CallChannel:
@@ -124,7 +118,7 @@ def _sibling_error(message: str) -> BistreamError:
 class SiblingLanguageModel:
     """``ports.LanguageModelPort``."""
 
-    def __init__(self, channel: Calling) -> None:
+    def __init__(self, channel: CallChannel) -> None:
         self._channel = channel
 
     async def start(self, start: LanguageModelStart) -> None:
@@ -147,7 +141,7 @@ class SiblingLanguageModel:
 class SiblingToken2Wav:
     """``ports.Token2WavPort``."""
 
-    def __init__(self, channel: Calling) -> None:
+    def __init__(self, channel: CallChannel) -> None:
         self._channel = channel
         self._report: LoadReport | None = None
 
@@ -218,7 +212,7 @@ def speech_token_values(message: SpeechTokens) -> Values:
     return values
 
 
-async def _send_cancel(channel: Calling, contract: ModelContract, session_id: str) -> None:
+async def _send_cancel(channel: CallChannel, contract: ModelContract, session_id: str) -> None:
     with suppress(UnknownSessionError, CancelledError):  # it has ended
         await channel.ask(input_values(contract, {"session_id": session_id, "is_cancel": True}))
 

@@ -10,24 +10,18 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from bistream.processes.control_files import CONTROL_VARIABLE, read_order
 from bistream.triton.status_writer import StatusWriter
 
+if TYPE_CHECKING:
+    from bistream.sessions.orchestrator import Orchestrator
+
 LOOK_INTERVAL_S = 0.1  # checking for an absent file costs 2 us
 
 
-class Drainable(Protocol):
-    """The part of ``Orchestrator`` that a front model needs."""
-
-    @property
-    def open_sessions(self) -> int: ...
-    def drain(self, deadline_s: float) -> None: ...
-    def fail(self, model: str, patience_s: float) -> None: ...
-
-
-def follow_keeper(status: StatusWriter, orchestrator: Drainable) -> None:
+def follow_keeper(status: StatusWriter, orchestrator: Orchestrator) -> None:
     """End the sessions of ``orchestrator`` when the keeper requests it. Does nothing if the server runs without a keeper."""
     directory = os.environ.get(CONTROL_VARIABLE)
     if directory:
@@ -37,7 +31,7 @@ def follow_keeper(status: StatusWriter, orchestrator: Drainable) -> None:
 class FrontModel:
     """One process that takes sessions. ``look`` is called by its own thread, or by a test."""
 
-    def __init__(self, directory: Path, status: StatusWriter, orchestrator: Drainable) -> None:
+    def __init__(self, directory: Path, status: StatusWriter, orchestrator: Orchestrator) -> None:
         self._directory = directory
         self._status = status
         self._orchestrator = orchestrator

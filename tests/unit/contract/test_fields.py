@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from bistream.contract.fields import CONTRACTS, COSYVOICE2_BISTREAM, LLM_BISTREA
 from bistream.sessions.ports import BistreamRequest
 from bistream.text2token.one_table.prompts import Labels
 from bistream.text2token.service import LanguageModelStart
+from bistream.transport.channel import CallChannel
 from bistream.transport.sibling_ports import SiblingLanguageModel
 from bistream.triton.inputs import TritonInputs, bistream_request
 from bistream.types import GenerationOptions
@@ -134,7 +135,7 @@ def language_model_starts() -> list[LanguageModelStart]:
 def test_an_option_reaches_the_language_model(name: str, language_model_starts: list[LanguageModelStart]) -> None:
     (start,) = language_model_starts
     channel = Asked()
-    asyncio.run(SiblingLanguageModel(channel).start(start))
+    asyncio.run(SiblingLanguageModel(cast(CallChannel, channel)).start(start))
     read = CallInputs(channel.values, LLM_BISTREAM).read(LanguageModelStart)
     # A session that the orchestrator has never had is told as the session's own id (``earlier_speech.py``).
     expected = start.session_id if name == "continues" else value_of(FIELDS[name])

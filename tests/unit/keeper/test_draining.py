@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from bistream.keeper.served_models import CLOSING_S, TELLING_S, Ending
 from bistream.processes.control_files import CONTROL_VARIABLE, Order, StatusFile, forget_process, read_statuses
+from bistream.sessions.orchestrator import Orchestrator
 from bistream.triton.front_model import FrontModel, follow_keeper
 from bistream.triton.status_writer import StatusWriter
 
@@ -38,7 +40,7 @@ class FakeOrchestrator:
 
 
 def make_door(directory: Path, pid: int, sessions: FakeOrchestrator) -> FrontModel:
-    door = FrontModel(directory, StatusWriter(StatusFile(directory, "door", pid)), sessions)
+    door = FrontModel(directory, StatusWriter(StatusFile(directory, "door", pid)), cast(Orchestrator, sessions))
     door.look()
     return door
 
@@ -137,11 +139,11 @@ def test_nobody_waits_for_the_door_of_a_dead_process(tmp_path: Path) -> None:
 
 def test_a_model_finds_its_keeper_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
-    follow_keeper(StatusWriter(None), FakeOrchestrator(0))  # no keeper: nothing happens
+    follow_keeper(StatusWriter(None), cast(Orchestrator, FakeOrchestrator(0)))  # no keeper: nothing happens
     monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
     sessions, others = FakeOrchestrator(0), set(threading.enumerate())
     sessions.ended.set()
-    follow_keeper(StatusWriter(StatusFile(tmp_path, "model", 1)), sessions)
+    follow_keeper(StatusWriter(StatusFile(tmp_path, "model", 1)), cast(Orchestrator, sessions))
     (follower,) = (thread for thread in set(threading.enumerate()) - others if thread.name == "bistream-front-model")
     ((_, status),) = read_statuses(tmp_path)
     assert status.sessions == 0 and not status.is_drained, "known to the keeper when the model has loaded"
