@@ -14,11 +14,12 @@ import functools
 import importlib.util
 import logging
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Sequence
 from os.path import commonprefix
 
 from bistream.errors import ConfigError, InvalidInputError
+from bistream.text.characters import Emit
 from bistream.text.chinese_readers import read_chinese
 from bistream.text.english_readers import read_address, read_english
 from bistream.text.front_end import between_tokens, contains_chinese, replace_corner_mark
@@ -29,59 +30,68 @@ from bistream.text.spans import Span, SpanCutter
 logger = logging.getLogger(__name__)
 
 ReadOut = Callable[[str, Language, str], str]  # an expression, its language, the kind of the words before it or "": as it is spoken
-
-
-@dataclass(frozen=True)
-class NormalizedCharacter:
-    """source_characters: of the text before it that are covered once this one is, beyond those of the characters before it."""
-
-    character: str
-    source_characters: int
+MakeNormalizer = Callable[[Emit], "TextNormalizer"]
 
 
 class TextNormalizer:
-    """One text. read_out: of ``load_read_out``, or a test's."""
+    """One text: a stage of the text preparation. read_out: of ``load_read_out``, or a test's."""
 
-    def __init__(self, mode: str, first_language: Language, read_out: ReadOut) -> None:
+    def __init__(self, mode: str, first_language: Language, read_out: ReadOut, emit: Emit) -> None:
         """mode: auto | zh | en. first_language: what to take an expression for where the text has shown no script yet."""
         self._cutter = SpanCutter(None if mode == "auto" else "zh" if mode == "zh" else "en", first_language)
         self._read_out = read_out
+        self._emit = emit
+        self._counts: deque[int] = deque()  # of the characters that the cutter holds
+        self._covered = 0  # characters that were dropped since
 
-    def push(self, characters: str) -> list[NormalizedCharacter]:
-        """What these characters decide."""
-        return [one for character in characters for span in self._cutter.push(character) for one in self._normalized(span)]
+    def feed(self, character: str, count: int) -> None:
+        if not character:
+            self._covered += count
+            return
+        self._counts.append(count + self._covered)
+        self._covered = 0
+        self._give(self._cutter.push(character))
 
-    def finish(self) -> list[NormalizedCharacter]:
-        """The rest, where the text ends or a special token interrupts it; more may follow."""
-        return [one for span in self._cutter.finish() for one in self._normalized(span)]
+    def finish(self, is_end: bool) -> None:
+        self._give(self._cutter.finish())
+        if self._covered:
+            self._emit("", self._covered)
+            self._covered = 0
 
-    def _normalized(self, span: Span) -> list[NormalizedCharacter]:
-        text, language = span.text, span.language
-        spoken = text if language is None else self._read_out(text, language, kind_of(span.before, language))
-        return aligned(text, spoken if spoken.strip() else text)
+    def _give(self, spans: Sequence[Span]) -> None:
+        for span in spans:
+            text, language = span.text, span.language
+            spoken = text if language is None else self._read_out(text, language, kind_of(span.before, language))
+            for character, covered in aligned(text, spoken if spoken.strip() else text):
+                self._emit(character, sum(self._counts.popleft() for _ in range(covered)))
 
 
-def aligned(source: str, spoken: str) -> list[NormalizedCharacter]:
-    """What both begin and end with is covered character by character, all between with the last character between."""
+def aligned(source: str, spoken: str) -> list[tuple[str, int]]:
+    """Every character of ``spoken``, and how many of ``source`` are covered with it. What both begin and end with is covered character by
+    character, all between with the last character between."""
     if source == spoken:
-        return [NormalizedCharacter(character, 1) for character in spoken]
+        return [(character, 1) for character in spoken]
     shorter = min(len(source), len(spoken)) - 1  # one character is left between them, to carry what is in neither
     head = min(len(commonprefix([source, spoken])), shorter)
     tail = min(len(commonprefix([source[::-1], spoken[::-1]])), shorter - head)
     covered = [1] * head + [0] * (len(spoken) - head - tail) + [1] * tail
     covered[len(spoken) - tail - 1] += len(source) - head - tail
-    return [NormalizedCharacter(*pair) for pair in zip(spoken, covered, strict=True)]
+    return list(zip(spoken, covered, strict=True))
 
 
 def normalize_text(text: str, mode: str, read_out: ReadOut) -> str:
     """A whole text without special tokens, exactly as a session speaks it that gets it in pieces."""
-    normalizer = TextNormalizer(mode, first_language(text), read_out)
-    return "".join(one.character for one in (*normalizer.push(text), *normalizer.finish()))
+    out: list[str] = []
+    normalizer = TextNormalizer(mode, first_language(text), read_out, lambda character, count: out.append(character))
+    for character in text:
+        normalizer.feed(character, 1)
+    normalizer.finish(is_end=True)
+    return "".join(out)
 
 
-def make_normalizer(mode: str, transcript: str) -> TextNormalizer | None:
+def make_normalizer(mode: str, transcript: str) -> MakeNormalizer | None:
     """Of a session's text; None for mode off. Raises ``InvalidInputError`` where the package is missing."""
-    return None if mode == "off" else TextNormalizer(mode, first_language(transcript), load_read_out())
+    return None if mode == "off" else functools.partial(TextNormalizer, mode, first_language(transcript), load_read_out())
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,8 +10,7 @@ the text alone, not on the pieces in which it came. Each character carries how m
 from __future__ import annotations
 
 import functools
-from collections import deque
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bistream.contract.checks import MARKDOWN, RAW, check_text_normalization
 from bistream.text.blanks import BlankJoiner
@@ -19,9 +18,16 @@ from bistream.text.capitals import CapitalReader
 from bistream.text.characters import RETRACT, CharacterCleaner, Emit
 from bistream.text.front_end import between_tokens
 from bistream.text.markdown import MarkdownReader
-from bistream.text.normalization import NormalizedCharacter, TextNormalizer, make_normalizer, read_transcript
+from bistream.text.normalization import MakeNormalizer, make_normalizer, read_transcript
 from bistream.text.respelling import Respeller, Respellings
 from bistream.text.tags import TagDropper
+
+
+class PreparedCharacter(NamedTuple):
+    """source_characters: of the text before it that are covered once this one is, beyond those of the characters before it."""
+
+    character: str
+    source_characters: int
 
 
 class _Stage(Protocol):
@@ -35,18 +41,18 @@ class TextPreparation:
 
     def __init__(
         self,
-        normalizer: TextNormalizer | None = None,
+        make_normalizer: MakeNormalizer | None = None,
         reads_markdown: bool = False,
         unknown_marks: frozenset[str] = frozenset(),
         respellings: Respellings | None = None,
         max_more_chars: int = 0,
     ) -> None:
         """unknown_marks: see ``ModelCard``. max_more_chars: see ``Respeller``."""
-        self._out: list[NormalizedCharacter] = []
+        self._out: list[PreparedCharacter] = []
         self._unknown_marks = unknown_marks
         self._stages: list[_Stage] = []  # the last one first
-        if normalizer is not None:
-            self._stages.append(_Reading(normalizer, self._next))
+        if make_normalizer is not None:
+            self._stages.append(make_normalizer(self._next))
         self._stages.append(CapitalReader(self._next))
         if respellings is not None:
             self._stages.append(Respeller(respellings, max_more_chars, self._next))
@@ -56,19 +62,19 @@ class TextPreparation:
             self._stages.append(MarkdownReader(self._next))
         self._stages.append(CharacterCleaner(self._next))
 
-    def push(self, characters: str) -> list[NormalizedCharacter]:
+    def push(self, characters: str) -> list[PreparedCharacter]:
         """What these characters decide. ``RETRACT`` takes back a blank before it; an empty one only covers characters."""
         feed = self._next
         for character in characters:
             feed(character, 1)
         return self._take()
 
-    def take(self, character: str, count: int) -> list[NormalizedCharacter]:
+    def take(self, character: str, count: int) -> list[PreparedCharacter]:
         """As ``push``, of one character that stands for so many of the caller's text."""
         self._next(character, count)
         return self._take()
 
-    def finish(self, is_end: bool) -> list[NormalizedCharacter]:
+    def finish(self, is_end: bool) -> list[PreparedCharacter]:
         """The rest. is_end: the text ends; else a special token interrupts it, and more may follow."""
         for stage in reversed(self._stages):
             stage.finish(is_end)
@@ -81,39 +87,11 @@ class TextPreparation:
 
     def _emit(self, character: str, count: int) -> None:
         """Unknown marks are dropped behind the last stage, because they mean something to all of them."""
-        self._out.append(NormalizedCharacter("" if character in self._unknown_marks else character, count))
+        self._out.append(PreparedCharacter("" if character in self._unknown_marks else character, count))
 
-    def _take(self) -> list[NormalizedCharacter]:
+    def _take(self) -> list[PreparedCharacter]:
         taken, self._out = self._out, []
         return taken
-
-
-class _Reading:
-    """``TextNormalizer`` as a stage: it counts the characters that it gets."""
-
-    def __init__(self, normalizer: TextNormalizer, emit: Emit) -> None:
-        self._normalizer = normalizer
-        self._emit = emit
-        self._counts: deque[int] = deque()  # of the characters that it has not given out
-        self._covered = 0
-
-    def feed(self, character: str, count: int) -> None:
-        if not character:
-            self._covered += count
-            return
-        self._counts.append(count + self._covered)
-        self._covered = 0
-        self._give(self._normalizer.push(character))
-
-    def finish(self, is_end: bool) -> None:
-        self._give(self._normalizer.finish())
-        if self._covered:
-            self._emit("", self._covered)
-            self._covered = 0
-
-    def _give(self, characters: list[NormalizedCharacter]) -> None:
-        for one in characters:
-            self._emit(one.character, sum(self._counts.popleft() for _ in range(one.source_characters)))
 
 
 def chosen_normalization(requested: str | None, server: str) -> str:
@@ -154,7 +132,7 @@ def prepare_prompt(text: str, text_normalization: str, special_tokens: frozenset
     return read_transcript(clean.rstrip(" "), mode, special_tokens) if is_spoken else clean.rstrip(" ")
 
 
-def _joined(characters: list[NormalizedCharacter]) -> str:
+def _joined(characters: list[PreparedCharacter]) -> str:
     """Without the blanks that are taken back."""
     text = ""
     for one in characters:

@@ -33,9 +33,8 @@ from bistream.errors import InvalidInputError
 from bistream.text.certain_tokens import Encoded
 from bistream.text.characters import RETRACT
 from bistream.text.markup import MarkupReader
-from bistream.text.normalization import NormalizedCharacter
 from bistream.text.phonemes import token_of
-from bistream.text.preparation import TextPreparation
+from bistream.text.preparation import PreparedCharacter, TextPreparation
 from bistream.text.special_tokens import MARKS
 from bistream.text.text_ends import decided_pieces, is_complete, is_run_of_letters, starts_segment, whole_characters
 from bistream.text.tokenizer import TextTokenizer
@@ -174,7 +173,7 @@ class TextIn:
             if retracts:
                 self._retract()
 
-    def _add_prepared(self, tokens: list[TextToken | TextBreak], characters: list[NormalizedCharacter]) -> None:
+    def _add_prepared(self, tokens: list[TextToken | TextBreak], characters: list[PreparedCharacter]) -> None:
         for one in characters:
             if one.character == RETRACT:
                 if self._ending[:1].isalnum():

@@ -33,8 +33,9 @@ def test_no_expression_is_missed(text: str) -> None:
         spans.append(expression)
         return expression
 
-    normalizer = TextNormalizer("auto", "en", read_out)
-    normalizer.push(text)
-    normalizer.finish()
+    normalizer = TextNormalizer("auto", "en", read_out, lambda character, count: None)
+    for character in text:
+        normalizer.feed(character, 1)
+    normalizer.finish(is_end=True)
     if not takes_long(text.encode()):
         assert not any(any(letter.isdigit() for letter in span) for span in spans)

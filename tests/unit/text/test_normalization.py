@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from bistream.errors import ConfigError, InvalidInputError
 from bistream.text import normalization
 from bistream.text.normalization import (
-    NormalizedCharacter,
     TextNormalizer,
     aligned,
     load_read_out,
@@ -20,11 +19,10 @@ from bistream.text.normalization import (
     normalize_text,
     read_transcript,
 )
-from bistream.text.preparation import TextPreparation
+from bistream.text.preparation import PreparedCharacter, TextPreparation
 from bistream.text.reading_context import Language
 from bistream.text.spans import MAX_HELD_CHARS, SpanCutter
 from bistream.text.tokenizer import TextTokenizer
-from tests.unit.cuts import pieces_of
 from tests.unit.text.pieces import stream
 
 SNIPPETS = (
@@ -42,16 +40,23 @@ def marked(expression: str, language: Language, kind: str = "") -> str:
     return f"{language}({expression.upper()[::-1]})"
 
 
-def normalized(text: str, mode: str, cuts: list[int]) -> list[NormalizedCharacter]:
-    normalizer = TextNormalizer(mode, "zh", marked)
-    return [one for piece in pieces_of(text, cuts) for one in normalizer.push(piece)] + normalizer.finish()
+class Reading(TextPreparation):
+    """Without the stages before it."""
+
+    def __init__(self, mode: str = "auto") -> None:
+        super().__init__()
+        self._stages = [TextNormalizer(mode, "zh", marked, self._emit)]
+
+
+def normalized(text: str, mode: str) -> list[PreparedCharacter]:
+    reading = Reading(mode)
+    return [*reading.push(text), *reading.finish(is_end=True)]
 
 
 @settings(max_examples=80)
-@given(text=TEXTS, cuts=CUTS, mode=MODES)
-def test_any_cut_gives_the_normalisation_of_the_whole_text(text: str, cuts: list[int], mode: str) -> None:
-    characters = normalized(text, mode, cuts)
-    assert characters == normalized(text, mode, [])
+@given(text=TEXTS, mode=MODES)
+def test_all_of_the_text_is_covered(text: str, mode: str) -> None:
+    characters = normalized(text, mode)
     assert sum(one.source_characters for one in characters) == len(text)
     assert bool("".join(one.character for one in characters).strip()) == bool(text.strip())
 
@@ -71,46 +76,33 @@ def test_spans_are_the_text_and_little_is_held_back(text: str, mode: str) -> Non
 @given(source=st.text(st.sampled_from("ab5"), min_size=1, max_size=8), spoken=st.text(st.sampled_from("ab5"), min_size=1, max_size=8))
 def test_alignment_covers_all_of_the_source_and_never_too_early(source: str, spoken: str) -> None:
     characters = aligned(source, spoken)
-    assert "".join(one.character for one in characters) == spoken
+    assert "".join(character for character, _ in characters) == spoken
     covered = 0
-    for index, one in enumerate(characters, start=1):
-        covered += one.source_characters
+    for index, (_, count) in enumerate(characters, start=1):
+        covered += count
         is_same_so_far = spoken[:index] == source[:covered]
         is_same_from_here = spoken[index:] == source[covered:]
-        assert one.source_characters == 0 or is_same_so_far or is_same_from_here
+        assert count == 0 or is_same_so_far or is_same_from_here
     assert covered == len(source)
-
-
-class ReadingAlone(TextPreparation):
-    """Without the stages before it."""
-
-    def __init__(self) -> None:
-        self._normalizer = TextNormalizer("auto", "zh", marked)
-
-    def push(self, characters: str) -> list[NormalizedCharacter]:
-        return self._normalizer.push(characters)
-
-    def finish(self, is_end: bool) -> list[NormalizedCharacter]:
-        return self._normalizer.finish()
 
 
 @settings(max_examples=60)
 @given(text=TEXTS, cuts=CUTS)
 def test_ids_of_any_cut_are_those_of_the_normalised_text(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
-    tokens = stream(tokenizer, text.encode(), cuts, ReadingAlone())
-    assert tokens == stream(tokenizer, text.encode(), [], ReadingAlone())
+    tokens = stream(tokenizer, text.encode(), cuts, Reading())
+    assert tokens == stream(tokenizer, text.encode(), [], Reading())
     ends = [token.end_char for token in tokens]
     assert ends == sorted(ends)
     if text:
         assert ends[-1] == len(text)
-    spoken = "".join(one.character for one in normalized(text, "auto", []))
+    spoken = "".join(one.character for one in normalized(text, "auto"))
     if len(spoken) < 30 and not {"[", "<"} & set(text):
         assert [token.id for token in tokens] == tokenizer.encode(spoken)
 
 
 def test_special_tokens_pass_and_end_an_expression(tokenizer: TextTokenizer) -> None:
     text = "<strong>5</strong>[laughter] 7 km[breath]"
-    ids = [token.id for token in stream(tokenizer, text.encode(), [9, 20], ReadingAlone())]
+    ids = [token.id for token in stream(tokenizer, text.encode(), [9, 20], Reading())]
     special = tokenizer.special_tokens
     positions = [ids.index(special[token]) for token in ("<strong>", "</strong>", "[laughter]", "[breath]")]
     assert positions == sorted(positions)
@@ -160,9 +152,8 @@ def test_the_library_reads_out(text: str, spoken: str) -> None:
 
 def test_a_mode_decides_the_language() -> None:
     assert [normalize_text("12", mode, load_read_out()) for mode in ("zh", "en", "auto")] == ["十二", "twelve", "twelve"]
-    session = make_normalizer("auto", "你好")  # the transcript's language, until the text shows its own
-    assert session is not None
-    assert "".join(one.character for one in (*session.push("12"), *session.finish())) == "十二"
+    session = TextPreparation(make_normalizer("auto", "你好"))  # the transcript's language, until the text shows its own
+    assert "".join(one.character for one in (*session.push("12"), *session.finish(is_end=True))) == "十二"
     assert make_normalizer("off", "") is None
     assert read_transcript("5 apples", "off") == "5 apples"
     assert read_transcript("5 apples", "auto") == "five apples"

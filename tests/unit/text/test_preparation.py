@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,7 +33,8 @@ MODES = st.sampled_from(["off", "off+markdown", "numbers", "numbers+markdown", "
 
 
 def preparation_of(mode: str) -> TextPreparation:
-    normalizer = TextNormalizer("auto", "zh", lambda text, language, kind: f"({language} {text})") if "numbers" in mode else None
+    read = partial(TextNormalizer, "auto", "zh", lambda text, language, kind: f"({language} {text})")
+    normalizer = read if "numbers" in mode else None
     return TextPreparation(normalizer, "markdown" in mode, frozenset('"(.!') if "unknown" in mode else frozenset())
 
 
@@ -69,8 +72,7 @@ def test_marks_that_the_checkpoint_does_not_know_are_not_spoken() -> None:
         read.append(text)
         return text
 
-    normalizer = TextNormalizer("en", "en", as_written)
-    preparation = TextPreparation(normalizer, False, frozenset('"()'))
+    preparation = TextPreparation(partial(TextNormalizer, "en", "en", as_written), False, frozenset('"()'))
     text = "She said: “Why?” and (then) called (555) 010-4477."
     made = "".join(one.character for one in (*preparation.push(text), *preparation.finish(is_end=True)))
     assert made == "She said: Why? and then called 555 010-4477."

@@ -13,7 +13,6 @@ from bistream.text.normalization import TextNormalizer, load_read_out, normalize
 from bistream.text.number_words import chinese_cardinal, chinese_spelled, decade, number, ordinal, roman_value, spelled, year
 from bistream.text.reading import is_clean, prepared, spelled_out
 from bistream.text.reading_context import Language
-from tests.unit.cuts import pieces_of
 from tests.unit.text.readings import READINGS
 
 SENTENCES: dict[Language, str] = {"en": "Then {} came up.", "zh": "后来{}，好的。"}
@@ -28,10 +27,13 @@ def heard(text: str) -> str:
     return " ".join(text.split())
 
 
-def read_out(text: str, mode: str, language: Language, cuts: tuple[int, ...] = ()) -> str:
-    normalizer = TextNormalizer(mode, language, load_read_out())
-    pieces = [normalizer.push(piece) for piece in pieces_of(text, cuts)]
-    return "".join(one.character for piece in (*pieces, normalizer.finish()) for one in piece)
+def read_out(text: str, mode: str, language: Language) -> str:
+    out: list[str] = []
+    normalizer = TextNormalizer(mode, language, load_read_out(), lambda character, count: out.append(character))
+    for character in text:
+        normalizer.feed(character, 1)
+    normalizer.finish(is_end=True)
+    return "".join(out)
 
 
 @pytest.mark.parametrize(("language", "form", "readings"), READINGS, ids=[f"{row[0]}-{row[1]}" for row in READINGS])
@@ -62,17 +64,6 @@ def test_no_digit_is_left_and_each_one_is_heard(text: str, mode: str, place: int
         at = places[place % len(places)]
         changed = f"{text[:at]}{(int(text[at]) + other) % 10}{text[at + 1 :]}"
         assert normalize_text(changed, mode, load_read_out()) != spoken
-
-
-@settings(max_examples=40)
-@given(
-    forms=st.lists(FORMS, min_size=1, max_size=4),
-    separator=st.sampled_from((" ", ", ", "，", " and ", "和", ". ")),
-    cuts=st.lists(st.integers(0, 200)),
-)
-def test_any_cut_gives_the_same_reading(forms: list[str], separator: str, cuts: list[int]) -> None:
-    text = separator.join(forms)
-    assert read_out(text, "auto", "en", tuple(cuts)) == read_out(text, "auto", "en")
 
 
 @settings(max_examples=40)

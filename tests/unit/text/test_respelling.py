@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import ConfigError, InvalidInputError
-from bistream.text.normalization import NormalizedCharacter, TextNormalizer
-from bistream.text.preparation import TextPreparation
+from bistream.text.normalization import TextNormalizer
+from bistream.text.preparation import PreparedCharacter, TextPreparation
 from bistream.text.respelling import Respellings, ServerLexicon
 from tests.unit.cuts import pieces_of
 
@@ -29,11 +30,12 @@ CUTS = st.lists(st.integers(0, 200), max_size=20)
 
 
 def preparation_of(lexicon: dict[str, str] | None, max_more_chars: int = 4000, reads_numbers: bool = False) -> TextPreparation:
-    normalizer = TextNormalizer("auto", "en", lambda text, language, kind: f"({text})") if reads_numbers else None
+    read = partial(TextNormalizer, "auto", "en", lambda text, language, kind: f"({text})")
+    normalizer = read if reads_numbers else None
     return TextPreparation(normalizer, False, frozenset(), None if lexicon is None else Respellings(lexicon), max_more_chars)
 
 
-def prepared(text: str, preparation: TextPreparation, cuts: list[int] | None = None) -> list[NormalizedCharacter]:
+def prepared(text: str, preparation: TextPreparation, cuts: list[int] | None = None) -> list[PreparedCharacter]:
     pieces = [one for piece in pieces_of(text, cuts or []) for one in preparation.push(piece)]
     return pieces + preparation.finish(is_end=True)
 
