@@ -139,7 +139,7 @@ class ChannelEnd:
         try:
             self._handle(CallInputs(message.values, self._contract), answer)
         except Exception as error:
-            answer.fail(public_error(error))
+            answer.finish(public_error(error))
 
     def give_up(self) -> None:
         """All calls: the other end has gone."""
@@ -208,11 +208,8 @@ class CallAnswer:
     def send_last(self, values: Values) -> None:
         self._answer(Message(self._number, values))
 
-    def finish(self) -> None:
-        self._answer(Message(self._number))
-
-    def fail(self, error: BistreamError) -> None:
-        self._answer(Message(self._number, error=format_error(error)))
+    def finish(self, error: BistreamError | None = None) -> None:
+        self._answer(Message(self._number, error=None if error is None else format_error(error)))
 
     def give_up(self) -> None:
         self._given_up = True

@@ -69,18 +69,15 @@ class Answerer(Protocol):
     def send_last(self, values: Values) -> None:
         """The last response, with these outputs."""
 
-    def finish(self) -> None:
-        """No response follows."""
-
-    def fail(self, error: BistreamError) -> None:
-        """The request has failed."""
+    def finish(self, error: BistreamError | None = None) -> None:
+        """No response follows. error: why the request has failed."""
 
     def is_cancelled(self) -> bool:
         """Whether nobody waits for the answer any more. May block."""
 
 
 class ResponseSender:
-    """Answers one decoupled request. No method raises; after ``finish`` or ``fail`` every method is harmless."""
+    """Answers one decoupled request. No method raises; after ``finish`` every method is harmless."""
 
     def __init__(self, pb_utils: Any, triton_sender: Any, contract: ModelContract) -> None:
         """contract: of the model that answers."""
@@ -104,7 +101,7 @@ class ResponseSender:
             tensors = output_tensors(self._pb_utils, self._contract, values)
             response = self._pb_utils.InferenceResponse(output_tensors=tensors)
         except Exception as error:
-            self.fail(public_error(error))
+            self.finish(public_error(error))
             return
         with self._lock:
             if not self._finished:
@@ -113,22 +110,8 @@ class ResponseSender:
         # The stub drops outputs that the client did not request without holding the GIL; our references must outlive the stub's.
         del tensors
 
-    def finish(self) -> None:
-        """The empty final response."""
-        self._end(None)
-
-    def fail(self, error: BistreamError) -> None:
-        """An error response, then the empty final response (upstream's clients wait for the latter)."""
-        self._end(error)
-
-    def is_cancelled(self) -> bool:
-        """Whether the client's stream is gone. After the end: the last known answer."""
-        with self._lock:
-            if not self._finished and not self._cancelled:
-                self._cancelled = bool(self._triton_sender.is_cancelled())
-            return self._cancelled
-
-    def _end(self, error: BistreamError | None) -> None:
+    def finish(self, error: BistreamError | None = None) -> None:
+        """The error's response, if there is one, then the empty final response (upstream's clients wait for the latter)."""
         with self._lock:
             if self._finished:
                 return
@@ -136,6 +119,13 @@ class ResponseSender:
             if error is not None:
                 self._call(error_response(self._pb_utils, error))
             self._call(None, final=True)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client's stream is gone. After the end: the last known answer."""
+        with self._lock:
+            if not self._finished and not self._cancelled:
+                self._cancelled = bool(self._triton_sender.is_cancelled())
+            return self._cancelled
 
     def _call(self, response: Any, final: bool = False) -> None:
         """The only call of Triton's ``send``; with the lock held. A failure can only be logged."""
@@ -164,10 +154,7 @@ class BistreamAudioSender:
         self._outbox.submit(self._sender.send, self.values(heard))
 
     def finish(self, error: BistreamError | None) -> None:
-        if error is None:
-            self._outbox.submit(self._sender.finish)
-        else:
-            self._outbox.submit(self._sender.fail, error)
+        self._outbox.submit(self._sender.finish, error)
 
     def is_cancelled(self) -> bool:
         return self._sender.is_cancelled()
@@ -182,19 +169,13 @@ class CallAudioSender:
 
     def __init__(self, answer: Answerer) -> None:
         self._answer = answer
-        self.is_cancelled = answer.is_cancelled
+        self.is_cancelled, self.finish = answer.is_cancelled, answer.finish
 
     async def send(self, chunk: AudioChunk) -> None:
         self._answer.send(BistreamAudioSender.values(chunk))
 
     def report(self, heard: AudioChunk) -> None:
         self._answer.send(BistreamAudioSender.values(heard))
-
-    def finish(self, error: BistreamError | None) -> None:
-        if error is None:
-            self._answer.finish()
-        else:
-            self._answer.fail(error)
 
 
 class WaveformSender(BistreamAudioSender):

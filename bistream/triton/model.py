@@ -105,7 +105,7 @@ class DecoupledModel(TritonModel):
             try:
                 self.take(TritonInputs(request, self.contract), sender)
             except Exception as error:
-                sender.fail(public_error(error))
+                sender.finish(public_error(error))
         return None
 
     def take(self, inputs: TritonInputs, sender: ResponseSender) -> None:
@@ -190,7 +190,7 @@ class SiblingModel(DecoupledModel):
             try:
                 send()
             except Exception as error:
-                sender.fail(public_error(error))
+                sender.finish(public_error(error))
 
         if isinstance(sender, CallAnswer):
             answer()

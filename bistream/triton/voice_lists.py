@@ -23,7 +23,7 @@ class VoiceLists:
         try:
             data = format_voices(self._listed())
         except Exception as error:
-            sender.fail(public_error(error))
+            sender.finish(public_error(error))
         else:
             sender.send_last({"voices": data})
 

@@ -74,7 +74,7 @@ class TritonPythonModel(SiblingModel):
             try:
                 work()
             except Exception as error:
-                sender.fail(public_error(error))
+                sender.finish(public_error(error))
 
         self._slow_texts.submit(session_id, answered)
 
@@ -138,7 +138,7 @@ class TritonPythonModel(SiblingModel):
 
 def _send(sender: Answerer, message: SpeechTokens | BistreamError) -> None:
     if isinstance(message, BistreamError):
-        sender.fail(message)
+        sender.finish(message)
         return
     if message.token_ids or message.is_final:
         sender.send(speech_token_values(message))
@@ -148,13 +148,13 @@ def _send(sender: Answerer, message: SpeechTokens | BistreamError) -> None:
 
 def _answer(sender: Answerer, message: SpeechTokens | BistreamError) -> None:
     if isinstance(message, BistreamError):
-        sender.fail(message)
+        sender.finish(message)
     else:
         sender.send_last(speech_token_values(message))
 
 
 def _answer_voice(sender: Answerer, voice: SpeakerTokens | BistreamError) -> None:
     if isinstance(voice, BistreamError):
-        sender.fail(voice)
+        sender.finish(voice)
     else:
         sender.send_last({"made_voice": voice.numbers})

@@ -91,7 +91,7 @@ class TritonPythonModel(SiblingModel):
     def _send(self, sender: Answerer, future: Future[FloatArray]) -> None:
         error = future.exception()
         if error is not None:
-            sender.fail(public_error(error))
+            sender.finish(public_error(error))
             return
         sender.send_last({"waveform": future.result(), "load_report": astuple(self._token2wav.report())})
 

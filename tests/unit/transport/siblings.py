@@ -39,7 +39,7 @@ class Siblings:
         self.calls.append((model, inputs._values))
         answer = self._answer(model, inputs._values)
         if isinstance(answer, BistreamError):
-            sender.fail(answer)
+            sender.finish(answer)
         elif answer:
             sender.send_last(answer)
         else:

@@ -245,7 +245,7 @@ def test_an_error_is_that_of_its_call_alone_whether_it_is_answered_raised_or_can
     def handle(inputs: Inputs, sender: Answerer) -> None:
         number = inputs.value("seed") or 0
         if number == 1:
-            sender.fail(BusyError("Full.", "s"))
+            sender.finish(BusyError("Full.", "s"))
         elif number == 2:
             raise UnknownSessionError("Gone.", "s")
         elif number == 3:
@@ -277,7 +277,7 @@ def test_a_call_is_answered_once_whatever_is_called(path: Path) -> None:
     def handle(inputs: Inputs, sender: Answerer) -> None:
         echo(inputs, sender)
         sender.finish()
-        sender.fail(BusyError("Late."))
+        sender.finish(BusyError("Late."))
         sender.send_last({})
 
     model = Model(path, handle)

@@ -32,7 +32,7 @@ CALLS: dict[str, Callable[[ResponseSender], object]] = {
     "send": lambda sender: sender.send(VALUE),
     "send_last": lambda sender: sender.send_last(VALUE),
     "finish": lambda sender: sender.finish(),
-    "fail": lambda sender: sender.fail(ERROR),
+    "fail": lambda sender: sender.finish(ERROR),
     "is_cancelled": lambda sender: sender.is_cancelled(),
 }
 

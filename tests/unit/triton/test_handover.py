@@ -130,7 +130,7 @@ def test_a_client_that_goes_ends_its_session_alone(sessions: Sessions, hand_over
     assert getattr(clients[0].end(), "code", None) == "CANCELLED"
     while not speaking[0].is_cancelled():
         pass
-    speaking[0].fail(BusyError("Late."))
+    speaking[0].finish(BusyError("Late."))
     assert not speaking[1].is_cancelled()
     speaking[1].finish()
     assert clients[1].end() is None and clients[0].ends.empty()
