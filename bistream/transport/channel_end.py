@@ -202,11 +202,8 @@ class CallAnswer:
         self._finished = False
         self._given_up = False
 
-    def send(self, values: Values) -> None:
-        self._answer(Message(self._number, values, is_last=False))
-
-    def send_last(self, values: Values) -> None:
-        self._answer(Message(self._number, values))
+    def send(self, values: Values, is_last: bool = False) -> None:
+        self._answer(Message(self._number, values, is_last=is_last))
 
     def finish(self, error: BistreamError | None = None) -> None:
         self._answer(Message(self._number, error=None if error is None else format_error(error)))

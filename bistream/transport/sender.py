@@ -63,11 +63,8 @@ def error_response(pb_utils: Any, error: BistreamError) -> Any:
 class Answerer(Protocol):
     """Answers one request of a sibling. Thread-safe; nothing raises, and after the end everything is harmless."""
 
-    def send(self, values: Values) -> None:
-        """One response with these outputs, of several."""
-
-    def send_last(self, values: Values) -> None:
-        """The last response, with these outputs."""
+    def send(self, values: Values, is_last: bool = False) -> None:
+        """One response with these outputs."""
 
     def finish(self, error: BistreamError | None = None) -> None:
         """No response follows. error: why the request has failed."""
@@ -88,15 +85,8 @@ class ResponseSender:
         self._finished = False
         self._cancelled = False
 
-    def send(self, values: Values) -> None:
-        """One response with these outputs; dropped when the request is finished."""
-        self._send(values, final=False)
-
-    def send_last(self, values: Values) -> None:
-        """One response with these outputs and the final flag."""
-        self._send(values, final=True)
-
-    def _send(self, values: Values, final: bool) -> None:
+    def send(self, values: Values, is_last: bool = False) -> None:
+        """One response with these outputs; dropped when the request is finished. is_last: with the final flag."""
         try:
             tensors = output_tensors(self._pb_utils, self._contract, values)
             response = self._pb_utils.InferenceResponse(output_tensors=tensors)
@@ -105,8 +95,8 @@ class ResponseSender:
             return
         with self._lock:
             if not self._finished:
-                self._finished = final
-                self._call(response, final)
+                self._finished = is_last
+                self._call(response, is_last)
         # The stub drops outputs that the client did not request without holding the GIL; our references must outlive the stub's.
         del tensors
 

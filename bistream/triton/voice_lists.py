@@ -25,7 +25,7 @@ class VoiceLists:
         except Exception as error:
             sender.finish(public_error(error))
         else:
-            sender.send_last({"voices": data})
+            sender.send({"voices": data}, is_last=True)
 
     def close(self) -> None:
         self._thread.shutdown()

@@ -150,11 +150,11 @@ def _answer(sender: Answerer, message: SpeechTokens | BistreamError) -> None:
     if isinstance(message, BistreamError):
         sender.finish(message)
     else:
-        sender.send_last(speech_token_values(message))
+        sender.send(speech_token_values(message), is_last=True)
 
 
 def _answer_voice(sender: Answerer, voice: SpeakerTokens | BistreamError) -> None:
     if isinstance(voice, BistreamError):
         sender.finish(voice)
     else:
-        sender.send_last({"made_voice": voice.numbers})
+        sender.send({"made_voice": voice.numbers}, is_last=True)

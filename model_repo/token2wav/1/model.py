@@ -93,7 +93,7 @@ class TritonPythonModel(SiblingModel):
         if error is not None:
             sender.finish(public_error(error))
             return
-        sender.send_last({"waveform": future.result(), "load_report": astuple(self._token2wav.report())})
+        sender.send({"waveform": future.result(), "load_report": astuple(self._token2wav.report())}, is_last=True)
 
 
 def _speed(inputs: Inputs) -> float:

@@ -41,6 +41,6 @@ class Siblings:
         if isinstance(answer, BistreamError):
             sender.finish(answer)
         elif answer:
-            sender.send_last(answer)
+            sender.send(answer, is_last=True)
         else:
             sender.finish()

@@ -38,7 +38,7 @@ def call(number: int) -> Values:
 
 def echo(inputs: Inputs, sender: Answerer) -> None:
     assert isinstance(inputs, CallInputs)
-    sender.send_last(inputs._values)
+    sender.send(inputs._values, is_last=True)
 
 
 class Model:
@@ -249,7 +249,7 @@ def test_an_error_is_that_of_its_call_alone_whether_it_is_answered_raised_or_can
         elif number == 2:
             raise UnknownSessionError("Gone.", "s")
         elif number == 3:
-            sender.send_last({"waveform": np.ones(2, np.complex64)})
+            sender.send({"waveform": np.ones(2, np.complex64)}, is_last=True)
         else:
             echo(inputs, sender)
 
@@ -278,7 +278,7 @@ def test_a_call_is_answered_once_whatever_is_called(path: Path) -> None:
         echo(inputs, sender)
         sender.finish()
         sender.finish(BusyError("Late."))
-        sender.send_last({})
+        sender.send({}, is_last=True)
 
     model = Model(path, handle)
     assert [message.number for message in Frames().feed(raw_answers(path, 3))] == [0, 1, 2]
@@ -287,7 +287,7 @@ def test_a_call_is_answered_once_whatever_is_called(path: Path) -> None:
 
 def test_answers_leave_in_bounded_portions(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_end, "MAX_ANSWER_BYTES", 100)
-    model = Model(path, lambda inputs, sender: sender.send_last({"waveform": np.zeros(20, np.float32)}))
+    model = Model(path, lambda inputs, sender: sender.send({"waveform": np.zeros(20, np.float32)}, is_last=True))
     one = len(frame([Message(0, {"waveform": np.zeros(20, np.float32)})]))
     assert len(raw_answers(path, 5)) == 5 * one
     model.close()

@@ -30,7 +30,7 @@ VALUE = {"waveform": np.zeros(1, np.float32)}
 ERROR = InvalidInputError("Send something else.", "s1")
 CALLS: dict[str, Callable[[ResponseSender], object]] = {
     "send": lambda sender: sender.send(VALUE),
-    "send_last": lambda sender: sender.send_last(VALUE),
+    "send_last": lambda sender: sender.send(VALUE, is_last=True),
     "finish": lambda sender: sender.finish(),
     "fail": lambda sender: sender.finish(ERROR),
     "is_cancelled": lambda sender: sender.is_cancelled(),
@@ -141,7 +141,7 @@ def test_unrequested_outputs_are_freed_in_python() -> None:
     fake = DroppingSender()
     sender = ResponseSender(FakePbUtils(), fake, COSYVOICE2_BISTREAM)
     sender.send(VALUE)
-    sender.send_last(VALUE)
+    sender.send(VALUE, is_last=True)
     assert fake.finals == 1 and len(fake.sent) == 2
 
 
