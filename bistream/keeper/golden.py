@@ -26,7 +26,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bistream.hops.policy import HopPolicy, HopProgress
+from bistream.hops.policy import HopPolicy
+from bistream.hops.progress import HopProgress
 from bistream.types import FloatArray, IntArray
 from bistream.voice.features import mel_24k
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from bistream.config import RuntimeConfig
 from bistream.contract.checks import MAX_SPEED, MIN_SPEED
-from bistream.hops.policy import DueHop, HopPolicy, HopProgress
+from bistream.hops.policy import HopPolicy
+from bistream.hops.progress import DueHop, HopProgress
 from bistream.hops.speeds import SpeedRuns
 from bistream.hops.text_pace import TextPace
 from bistream.sessions.breaks import AudioBreaks

@@ -22,7 +22,8 @@ from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.families.family import BlockLayout, Family
 from bistream.families.registry import FAMILIES
 from bistream.families.spark import SPARK
-from bistream.hops.policy import HopPolicy, HopProgress
+from bistream.hops.policy import HopPolicy
+from bistream.hops.progress import HopProgress
 from bistream.sessions.playback import Playback, SpokenEffort, SpokenText
 from bistream.types import SpeechTokens
 from tests.unit.client.fake_server import FakeServer, Received, Stream

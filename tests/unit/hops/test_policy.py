@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
 from bistream.families.spark import SPARK
-from bistream.hops.policy import DueHop, HopPolicy, HopProgress
+from bistream.hops.policy import HopPolicy
+from bistream.hops.progress import DueHop, HopProgress
 from bistream.mel2wav.hop_plan import BUCKETS
 from bistream.mel2wav.stage import CONTEXT_FRAMES
 from tests.formats import (

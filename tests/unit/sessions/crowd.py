@@ -15,7 +15,8 @@ import numpy as np
 from bistream.errors import BusyError
 from bistream.gpu.claims import HOPS, PATIENCE_S
 from bistream.hops.batch_rules import FIRST_TOKENS_PER_S, LONG_BATCH_S, MAX_BATCH_HOPS, BatchRules
-from bistream.hops.policy import HopPolicy, HopProgress
+from bistream.hops.policy import HopPolicy
+from bistream.hops.progress import HopProgress
 from bistream.hops.queue import BatchPace, HopQueue
 from bistream.sessions.load import NOTHING, LoadControl, Need, SessionLoad, need_of, text_bytes
 from bistream.sessions.request_checks import SessionStart
