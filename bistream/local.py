@@ -10,7 +10,7 @@ import queue
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -101,7 +101,6 @@ class LocalLanguageModel:
         self._messages[start.session_id] = messages
 
     async def take(self, session_id: str, demand: TokenDemand) -> SpeechTokens:
-        """As they come."""
         with self._times.measure("language_model"):
             message = await self._messages[session_id].get()
         if isinstance(message, BistreamError):
@@ -175,7 +174,7 @@ class QueueSender:
             yield event
 
 
-class LocalPipeline:
+class LocalPipeline(AbstractContextManager["LocalPipeline"]):
     """Owns all models of ``config.model_dir``. Thread-safe; ``close`` it, or use it as a context manager."""
 
     def __init__(self, config: RuntimeConfig) -> None:
@@ -252,9 +251,6 @@ class LocalPipeline:
         self._language_model.close()
         self._token2wav.close()
 
-    def __enter__(self) -> LocalPipeline:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
 
@@ -300,11 +296,5 @@ def _start(
     text: bytes, session_id: str | None, is_end: bool, voice: VoiceChoice, options: GenerationOptions, speed: float, offline: bool = False
 ) -> BistreamRequest:
     return BistreamRequest(
-        target_text=text,
-        **flat_values(voice),
-        session_id=session_id,
-        is_end=is_end,
-        options=options,
-        speed=speed,
-        is_offline=offline,
+        target_text=text, session_id=session_id, is_end=is_end, options=options, speed=speed, is_offline=offline, **flat_values(voice)
     )

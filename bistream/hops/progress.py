@@ -1,4 +1,4 @@
-"""What ``policy.py`` reads and answers. Token counts include the lookahead."""
+"""What ``policy.py`` reads and answers."""
 
 from __future__ import annotations
 
