@@ -11,6 +11,13 @@ from pathlib import Path
 
 import pytest
 
+# Images often forbid compiled files. Then every worker, and every process that a test starts, compiles hundreds of modules again: half the
+# time of the collection. They are kept outside the source folders.
+sys.dont_write_bytecode = False
+sys.pycache_prefix = sys.pycache_prefix or str(Path(__file__).parents[1] / "build" / "pycache")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+
 try:
     from hypothesis import settings
 except ImportError:  # the tests on a GPU do without
@@ -20,13 +27,6 @@ else:
     settings.register_profile("repeatable", derandomize=True, database=None, deadline=None, max_examples=25)
     settings.register_profile("new", deadline=None)
     settings.load_profile("new" if os.environ.get("BISTREAM_FUZZ") == "1" else "repeatable")
-
-# Images often forbid compiled files. Then every worker, and every process that a test starts, compiles hundreds of modules again: half the
-# time of the collection. They are kept outside the source folders.
-sys.dont_write_bytecode = False
-sys.pycache_prefix = sys.pycache_prefix or str(Path(__file__).parents[1] / "build" / "pycache")
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 pytest_plugins = ["tests.triton.recording"]  # has options, which pytest wants at the root of the tests
 
