@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from bistream.families.cosyvoice2 import BASE_TOKENS, COSYVOICE2, TEXT_DIRECTORY
@@ -54,24 +55,22 @@ def byte_symbols() -> list[str]:
     return list(byte_of_symbol())
 
 
-def learn_merges(max_merges: int) -> list[tuple[str, str]]:
-    """Most frequent pair first, ties by the symbols themselves: the same list on every machine."""
+@cache
+def learn_merges() -> list[tuple[str, str]]:
+    """Most frequent pair first, ties by the symbols themselves: the same list on every machine. All that the text has."""
     pieces = make_pre_tokenizer().pre_tokenize_str(_CORPUS)
     words = Counter(tuple(piece) for piece, _ in pieces)
     merges: list[tuple[str, str]] = []
-    while len(merges) < max_merges:
+    while True:
         pairs: Counter[tuple[str, str]] = Counter()
         for word, count in words.items():
             for pair in zip(word, word[1:], strict=False):
                 pairs[pair] += count
-        if not pairs:
-            break
         best = min(pairs, key=lambda pair: (-pairs[pair], pair))
         if pairs[best] < _MIN_PAIR_COUNT:
-            break
+            return merges
         merges.append(best)
         words = _merge_words(words, best)
-    return merges
 
 
 def _merge_words(words: Counter[tuple[str, ...]], pair: tuple[str, str]) -> Counter[tuple[str, ...]]:
@@ -94,7 +93,7 @@ def make_vocabulary(vocab_size: int) -> tuple[dict[str, int], list[tuple[str, st
     """Entries with their ids (0..vocab_size-1, special tokens not included) and the merges that produce them."""
     if vocab_size < MIN_VOCAB_SIZE:
         raise ValueError(f"vocab_size is {vocab_size}; a byte-level vocabulary needs at least {MIN_VOCAB_SIZE} entries.")
-    merges = learn_merges(vocab_size - MIN_VOCAB_SIZE)
+    merges = learn_merges()[: vocab_size - MIN_VOCAB_SIZE]
     entries = [*byte_symbols(), *("".join(merge) for merge in merges)]
     entries += [f"<unused_{index}>" for index in range(vocab_size - len(entries))]
     vocabulary = {entry: index for index, entry in enumerate(entries)}

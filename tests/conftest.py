@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import os
 import shutil
@@ -17,6 +18,8 @@ sys.dont_write_bytecode = False
 sys.pycache_prefix = sys.pycache_prefix or str(Path(__file__).parents[1] / "build" / "pycache")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+# The cores are shared: a thread of PyTorch that waits for another one must not keep a core busy meanwhile.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 try:
     from hypothesis import settings
@@ -31,6 +34,11 @@ else:
 pytest_plugins = ["tests.triton.recording"]  # has options, which pytest wants at the root of the tests
 
 HANG_S = 240.0
+
+
+def pytest_collection_finish() -> None:
+    """All modules and tests stay: the garbage collector need not look at them again and again."""
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
