@@ -75,12 +75,12 @@ def test_pieces_give_the_same_audio_however_they_are_cut(pipeline: LocalPipeline
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_a_session_continues_one_that_was_spoken_in_the_same_voice(pipeline: LocalPipeline, is_whole: bool) -> None:
     def spoken(text: str, continues: str | None, session_id: str, voice: VoiceChoice | None = None) -> bytes:
-        options = GenerationOptions(seed=3, continues=continues)
+        options = GenerationOptions(seed=6, continues=continues)
         chunks = pipeline.stream([text], voice or tone(), options, is_whole, session_id=session_id)
         return audio(list(chunks)).tobytes()
 
-    before, following = f"before-{is_whole}", "And there is some more to say of it."
-    spoken("Hello there, my friend.", None, before)
+    before, following = f"before-{is_whole}", "You."
+    spoken("Hi.", None, before)
     alone = spoken(following, None, "next")
     assert spoken(following, before, "next") != alone, "its prompt is another one"
     assert spoken(following, "nobody", "next") == alone
@@ -174,16 +174,16 @@ def test_a_text_of_many_sequences_is_one_stream_and_numbers_are_words(tiny_model
         num_threads=1,
         max_sessions=1,
         flow_state_mb=256,
-        max_session_tokens=96,
+        max_session_tokens=48,
         text_normalization="auto",
     )
-    text, written_out = "It is 5 km. One two.", "It is five kilometers. One two."
+    text, written_out = "5 km.", "five kilometers."
     with LocalPipeline(config) as short:
         chunks, expected = (list(short.stream(list(each), tone(), GenerationOptions(seed=1))) for each in (text, written_out))
         stats = short._language_model.service._parts.engine.stats()
     assert chunks[-1].text_consumed == len(text)
     assert [chunk.sequence_number for chunk in chunks] == list(range(len(chunks)))
-    assert len(audio(chunks)) == len(audio(expected)) > 96 * SAMPLES_PER_TOKEN, "more speech than one sequence holds"
+    assert len(audio(chunks)) == len(audio(expected)) > 48 * SAMPLES_PER_TOKEN, "more speech than one sequence holds"
     assert stats.sessions == 0
 
 
@@ -203,9 +203,9 @@ def test_audio_comes_before_the_text_has_ended(pipeline: LocalPipeline) -> None:
 
 
 def test_leaving_a_stream_early_ends_it_and_frees_everything(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its language model speaks for a minute, and the recording is as long: the rest must not be computed."""
+    """Its language model speaks for half a minute, and the recording is long: the rest must not be computed."""
     config = RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", dtype="float32", num_threads=1, max_sessions=1, flow_state_mb=256)
-    text, source = "A text that goes on for quite a while. " * 4, speech_like(20 * REFERENCE_SAMPLE_RATE, seed=1)
+    text, source = "A text that goes on for quite a while. " * 2, speech_like(10 * REFERENCE_SAMPLE_RATE, seed=1)
     hops = list[Token2WavHop]()
     with LocalPipeline(config) as pipeline:
         hop = pipeline._token2wav.hop
