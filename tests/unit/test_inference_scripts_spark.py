@@ -23,7 +23,7 @@ RATE = RATES.sample_rate
 @pytest.fixture(autouse=True)
 def bounded_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random weights rarely end by themselves."""
-    monkeypatch.setattr(SpeechLengths, "most", lambda *_: 100)
+    monkeypatch.setattr(SpeechLengths, "most", lambda *_: 60)
 
 
 @pytest.fixture

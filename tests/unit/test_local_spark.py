@@ -47,7 +47,7 @@ def pipeline(tiny_spark_dir: Path, voices_dir: Path) -> Iterator[LocalPipeline]:
 @pytest.fixture(autouse=True)
 def bounded_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random weights rarely end by themselves."""
-    monkeypatch.setattr(SpeechLengths, "most", lambda *_: 80)
+    monkeypatch.setattr(SpeechLengths, "most", lambda *_: 70)
 
 
 @pytest.fixture

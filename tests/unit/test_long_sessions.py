@@ -24,9 +24,9 @@ from bistream.types import VoicePrompt
 from tests.formats import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN
 from tests.sounds import speech_like
 
-CONTEXT_S = 4.0
+CONTEXT_S = 3.0
 HOPS = 14  # of a second each
-TEXT = "One more sentence, then."
+TEXT = "One more, then."
 
 
 def configuration(model_dir: Path) -> RuntimeConfig:

@@ -47,11 +47,11 @@ def test_the_program_tells_of_both_kinds_of_callers(
 ) -> None:
     monkeypatch.setattr(first_audio, "check_server", lambda *arguments, **options: 24_000)
     out = tmp_path / "out.json"
-    words = ["--server", server.address, "--closed", "2", "--fresh", "4", "--seconds", "1", "--text", "Hi.", "--speaker-id", "anna"]
+    words = ["--server", server.address, "--closed", "2", "--fresh", "20", "--seconds", "0.2", "--text", "Hi.", "--speaker-id", "anna"]
     words += ["--reference-audio", recording, "--reference-text", "Hi.", "--processes", "1", "--out", str(out)]
     assert first_audio.main(words) == 0
     alone, beside = json.loads(out.read_text())["metrics"]["runs"]
-    assert (alone["load"], beside["load"]) == ("closed 2", "closed 2, fresh 4/s")
+    assert (alone["load"], beside["load"]) == ("closed 2", "closed 2, fresh 20/s")
     assert "fresh" not in alone and alone["sessions"] >= 2
     assert beside["fresh"]["failed"] == beside["failed"] == 0 < beside["fresh"]["sessions"]
     assert "new voices" in capsys.readouterr().out

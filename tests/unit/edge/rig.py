@@ -79,7 +79,7 @@ class Edge:
         self._stack = ExitStack()
         self._folder = folder
         self._tls = tls
-        self._template = template(**changes)
+        self._template = template(**{"drain_timeout": "0.1s"} | changes)
         self.grpc_port, self.http_port, self.admin_port, self.http_inner, self.gate_port = ports(5)
 
     def __enter__(self) -> Self:

@@ -17,7 +17,7 @@ from tests.unit.edge.rig import NEW, Edge, Served
 
 logger = logging.getLogger(__name__)
 
-SHORT = 0.5
+SHORT = 0.2
 TOLD = "(then the longest waits of both, and Envoy's memory)"
 MUST = f"live sessions go on and new ones begin, without a gap of 1 s; memory and connections come back {TOLD}"
 MUST_AT_LAST = f"live sessions go on; new ones begin when the calls that hold the most have been reset {TOLD}"
@@ -57,7 +57,7 @@ def check(edge: Edge, served: Served, descriptors: int, memory_mib: float, attac
     assert longest_ms < 1000 or not attack.is_reported
 
 
-@pytest.mark.attack("each attack for 0.5\N{NO-BREAK SPACE}s at Envoy, from addresses beside the callers'", must=MUST)
+@pytest.mark.attack("each attack for 0.2\N{NO-BREAK SPACE}s at Envoy, from addresses beside the callers'", must=MUST)
 def test_short_attacks_cost_nobody_else_anything(edge: Edge, attack: Attack) -> None:
     before = edge.descriptors, edge.memory_mib
     served = edge.under(edge.attack(SHORT, *(word for kind, addresses in ATTACKS.items() for word in (kind, addresses[0]))))

@@ -20,7 +20,7 @@ from gateway.settings import TlsSettings
 from tests.triton.conftest import wait_for
 from tests.unit.edge.gate import STREAM, UNARY
 from tests.unit.edge.http2 import Connection, Kind, frame, head
-from tests.unit.edge.rig import LOOPBACK, PATIENCE_S, PIECE, Edge
+from tests.unit.edge.rig import LOOPBACK, PATIENCE_S, PAUSE_S, PIECE, Edge
 from tests.unit.gateway.rig import certificate
 
 TOO_LONG = "INVALID_INPUT: The headers of this call have more than 16384 bytes; send fewer."
@@ -171,7 +171,7 @@ def test_when_the_memory_fills_connections_without_a_call_close_first(tmp_path: 
         assert await talk(busy, live, 2)
         await busy.close()
 
-    with Edge(tmp_path, idle_timeout="3600s", scaling_threshold="0.0", saturation_threshold="0.0001") as edge:
+    with Edge(tmp_path, idle_timeout="3600s", min_timeout="0.1s", scaling_threshold="0.0", saturation_threshold="0.0001") as edge:
         asyncio.run(hold(edge))
 
 
@@ -187,6 +187,7 @@ def test_when_all_connections_are_taken_a_place_is_free_soon(small: Edge) -> Non
             newcomer = await Connection.open(edge.grpc_port, "127.0.0.30")
             if await talk(newcomer, newcomer.begin(), 1):
                 break
+            await asyncio.sleep(PAUSE_S)
         assert await talk(busy, live, 2)
         for each in (busy, newcomer, *crowd):
             await each.close()

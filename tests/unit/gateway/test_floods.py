@@ -19,7 +19,7 @@ from tests.unit.gateway.test_process import ROOT, Process
 
 ADDRESS = "127.0.0.2"  # another one than that of the callers beside
 ATTACKS = ("empty_messages", "resets", "pings", "settings", "continuations", "empty_continuations", "empty_frames")
-SHORT_S, LONG_S = 0.3, 10.0
+SHORT_S, LONG_S = 0.1, 10.0
 KEPT_MIB = 400  # of memory that the allocator may keep after a flood; the flood itself is gigabytes
 SLOW_CONNECTIONS = 100
 
