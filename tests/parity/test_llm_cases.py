@@ -1,10 +1,13 @@
-"""All unistream and bistream generations of the reference, token for token, with its layouts and the torch engine."""
+"""All unistream and bistream generations of the reference, token for token, with its layouts and the torch engine.
+
+All of a family run side by side in one engine.
+"""
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bistream.errors import EngineError
-from bistream.text2token.engine import EngineSequence, SamplingSpec, TokenSpace, TurnEnd, TurnLimits, TurnResult
+from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.layout import TokenLayout, Turn
 from bistream.text2token.qwen2 import Qwen2Model
@@ -41,7 +44,7 @@ CASES = [(title, case) for title, golden_set in SETS.items() for case in _cases(
 of_all_cases = pytest.mark.parametrize(("title", "case"), CASES, ids=[f"{title}-{case['kind']}-{case['name']}" for title, case in CASES])
 of_every_family = pytest.mark.parametrize("title", SETS)
 MAX_IDS = 2000  # of one case: more than any case needs
-RunTurn = Callable[[Turn], tuple[list[int], TurnResult]]
+Turns = Generator[Turn, tuple[list[int], TurnResult], None]  # what came of a turn is sent back
 
 
 @cache
@@ -68,18 +71,6 @@ def scripted_pick(script: dict[str, Any]) -> Callable[[Tensor, Sequence[int]], i
     return pick
 
 
-def engine_runner(engine: TorchEngine, sequence: EngineSequence) -> RunTurn:
-    def run(turn: Turn) -> tuple[list[int], TurnResult]:
-        sink = RecordingSink()
-        sequence.turn(turn.append_ids, turn.limits, sink)
-        while engine.step():
-            pass
-        assert sink.result is not None
-        return sink.ids, sink.result
-
-    return run
-
-
 def make_layout(title: str, case: dict[str, Any], space: TokenSpace) -> TokenLayout:
     prompt_speech = [space.speech_offset + token for token in case["prompt_speech"]]
     if case["kind"] == "unistream":
@@ -96,15 +87,15 @@ def split_prompt(title: str, prompt_text: list[int]) -> tuple[list[int], list[in
     return prompt_text[:at], prompt_text[at:]
 
 
-def drive(layout: TokenLayout, run: RunTurn, yielded: list[int]) -> None:
-    """Adds the ids of all turns that are possible now to ``yielded``."""
+def drive(layout: TokenLayout, yielded: list[int]) -> Turns:
+    """All turns that are possible; their ids are added to ``yielded``."""
     while (turn := layout.next_turn()) is not None:
-        ids, result = run(turn)
+        ids, result = yield turn
         yielded += ids
         layout.turn_ended(ids, result)
 
 
-def check_case(title: str, case: dict[str, Any], space: TokenSpace, run: RunTurn) -> None:
+def check_case(title: str, case: dict[str, Any], space: TokenSpace) -> Turns:
     layout = make_layout(title, case, space)
     arrivals = case["arrivals"] if case["kind"] == "bistream" else [case["text"]]
     ids: list[int] = []
@@ -116,7 +107,7 @@ def check_case(title: str, case: dict[str, Any], space: TokenSpace, run: RunTurn
             layout.end_text()
         before = len(ids)
         try:
-            drive(layout, run, ids)
+            yield from drive(layout, ids)
         except EngineError as error:
             assert (found := re.search(r"sampled id (\d+), which is not allowed at this point", str(error))) is not None
             raised = int(found[1]) - space.speech_offset
@@ -142,19 +133,52 @@ def test_the_cases_cover_both_layouts_and_long_pieces(title: str) -> None:
     assert any(len(piece) > 1 for case in cases for piece in case.get("arrivals", ()))
 
 
+class Session:
+    """Of one case in the engine. failure: of its check, once it has ended."""
+
+    def __init__(self, engine: TorchEngine, name: str, turns: Turns) -> None:
+        self.sequence, self.turns = engine.open(name, SamplingSpec(), MAX_IDS), turns
+        self.sink: RecordingSink | None = None
+        self.failure: Exception | None = None
+        self._go_on(None)
+
+    def _go_on(self, answer: Any) -> None:
+        try:
+            turn = self.turns.send(answer)
+        except Exception as error:
+            self.sink, self.failure = None, None if isinstance(error, StopIteration) else error
+            self.sequence.close()
+        else:
+            self.sink = RecordingSink()
+            self.sequence.turn(turn.append_ids, turn.limits, self.sink)
+
+    def stepped(self) -> None:
+        while self.sink is not None and self.sink.result is not None:
+            self._go_on((self.sink.ids, self.sink.result))
+
+
+@cache
+def failures_of(title: str) -> dict[str, Exception | None]:
+    """By kind and name of the case."""
+    model, cases = model_of(title), {f"{case['kind']}-{case['name']}": case for of_title, case in CASES if of_title == title}
+    sampler = ScriptedSampler({name: scripted_pick(case["sampler"]) for name, case in cases.items()}, max_decided=MAX_IDS)
+    settings = EngineSettings(len(cases), max_rows=256, kv_cache_tokens=2048 * len(cases), max_sequence_ids=MAX_IDS)
+    engine = TorchEngine(EagerRunner(model, settings, sampler), settings, threaded=False)
+    sessions = {name: Session(engine, name, check_case(title, case, model.space)) for name, case in cases.items()}
+    while engine.step():
+        for session in sessions.values():
+            session.stepped()
+    engine.check_integrity()
+    engine.close()
+    assert all(session.sink is None for session in sessions.values())
+    return {name: session.failure for name, session in sessions.items()}
+
+
 @of_all_cases
 def test_torch_engine(title: str, case: dict[str, Any]) -> None:
-    model = model_of(title)
-    sampler = ScriptedSampler({"case": scripted_pick(case["sampler"])}, max_decided=MAX_IDS)
-    settings = EngineSettings(max_sessions=1, max_rows=256, kv_cache_tokens=2048, max_sequence_ids=MAX_IDS)
-    engine = TorchEngine(EagerRunner(model, settings, sampler), settings, threaded=False)
-    session = engine.open("case", SamplingSpec(), MAX_IDS)
-    try:
-        check_case(title, case, model.space, engine_runner(engine, session))
-        engine.check_integrity()
-    finally:
-        session.close()
-        engine.close()
+    failure = failures_of(title)[f"{case['kind']}-{case['name']}"]
+    if failure is not None:
+        raise failure
 
 
 @of_every_family

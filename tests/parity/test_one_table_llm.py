@@ -135,12 +135,10 @@ def test_whole_sequences(case: dict[str, Any], model: Qwen2Model, tokenizer: Pla
         else:
             prompt = clone_prompt(TOKENS, tokenizer.encode, arguments["text"], speaker)
     assert prompt == case["prompt_ids"]
-    table = model.weights.embedding[: CONFIG.table_size]
-    decided: list[int] = []
-    while len(decided) < len(case["expected"]):
-        scores = table @ model.forward_dense(torch.tensor(prompt + decided))[-1]
-        decided.append(_scripted(case["sampler"], scores, decided))
-    assert decided == case["expected"]
+    expected = list(case["expected"])
+    hidden = model.forward_dense(torch.tensor(prompt + expected))[len(prompt) - 1 : -1]  # what each id is chosen from: those before it
+    for number, scores in enumerate(hidden @ model.weights.embedding[: CONFIG.table_size].T):
+        assert _scripted(case["sampler"], scores, expected[:number]) == expected[number], number
 
 
 PICKS = Callable[[torch.Tensor, list[int]], int]
