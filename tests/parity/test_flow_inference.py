@@ -92,6 +92,13 @@ def assert_close(found: object, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=MEL_TOLERANCE)
 
 
+@cache
+def streamed(family: str, name: str) -> object:
+    """The mel of a streaming case."""
+    prompt, tokens, _, finalize, _ = REFERENCES[family].case(name)
+    return in_one_hop(stage_of(family), prompt, tokens, finalize)
+
+
 def in_one_hop(stage: FlowStage, prompt: VoicePrompt, tokens: list[int], finalize: bool) -> object:
     state = stage.open(prompt)
     mel = stage.hop([FlowHop(state, tokens, finalize)])[0]
@@ -102,8 +109,7 @@ def in_one_hop(stage: FlowStage, prompt: VoicePrompt, tokens: list[int], finaliz
 
 @pytest.mark.parametrize(("family", "name"), cases("streaming_1"))
 def test_streaming_in_one_hop(family: str, name: str) -> None:
-    prompt, tokens, _, finalize, expected = REFERENCES[family].case(name)
-    assert_close(in_one_hop(stage_of(family), prompt, tokens, finalize), expected)
+    assert_close(streamed(family, name), REFERENCES[family].tensors[name][0])
 
 
 @pytest.mark.parametrize(("family", "name"), cases("streaming_0_finalize_1"))
@@ -143,11 +149,10 @@ def test_every_prefix_in_consecutive_hops(family: str) -> None:
 @of_both_families
 def test_prefix_invariance(family: str) -> None:
     """Frames of complete chunks, counted from the start of the prompt, equal those of the whole utterance; others do not."""
-    reference, stage = REFERENCES[family], stage_of(family)
+    reference = REFERENCES[family]
     whole = reference.tensors["mel_all_streaming_1_finalize_1"][0]
     for size, facts in reference.data.read_json("flow_info.json")["prefix_invariance"].items():
-        prompt, tokens, *_ = reference.case(f"mel_prefix{size}_streaming_1_finalize_0")
-        mel, complete = in_one_hop(stage, prompt, tokens, False), facts["frames_in_complete_chunks"]
+        mel, complete = streamed(family, f"mel_prefix{size}_streaming_1_finalize_0"), facts["frames_in_complete_chunks"]
         assert isinstance(mel, torch.Tensor) and mel.shape[1] == facts["frames"]
         assert_close(mel[:, :complete], whole[:, :complete])
         if facts["diff_partial"] is not None:

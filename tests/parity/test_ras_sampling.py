@@ -13,7 +13,7 @@ from bistream.text2token.sequence import SlotReset, TurnStart
 from tests.parity import golden
 
 CASES = golden.read_json("ras_sampling.json")["cases"]
-DRAWS, BATCH = 8000, 1000
+DRAWS, BATCH = 5000, 1000
 OFTEN = 20  # an id with at least this many draws of the reference is compared by itself
 TOTAL_VARIATION = 0.05  # tests/golden/README.md
 

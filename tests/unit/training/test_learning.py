@@ -51,7 +51,7 @@ def falls(task: Task, name: str, share: float, steps: int) -> None:
 
 def test_tokenizer_and_its_codes(corpus: Corpus, tmp_path: Path) -> None:
     task = TokenizerTask(corpus, SIZES, voices=2)
-    falls(task, "mel", 0.8, 20)
+    falls(task, "mel", 0.8, 17)
     codes = encode_corpus(task.network.eval(), corpus, tmp_path / "codes.npy", rows=3)
     assert codes.shape == (corpus.num_tokens,) and codes.max() < 3**SIZES.tokenizer.digits
     assert np.array_equal(codes, np.load(tmp_path / "codes.npy"))
@@ -96,7 +96,7 @@ def test_validation_texts_are_never_trained_on(corpus: Corpus, tmp_path: Path) -
 def test_flow_and_its_mels(corpus: Corpus) -> None:
     task = FlowTask(corpus, codes_of(corpus), speaker(), SIZES)
     before = np.mean([task.loss(4, 50).item() for _ in range(6)])
-    for number in range(30):
+    for number in range(22):
         task.step(number)
     assert np.mean([task.loss(4, 50).item() for _ in range(6)]) < 0.92 * before
     mel = FlowMels(corpus, codes_of(corpus), task.network, speaker())(torch.tensor([100, 200]), 10)
@@ -104,9 +104,9 @@ def test_flow_and_its_mels(corpus: Corpus) -> None:
 
 
 def test_vocoder_before_and_with_discriminators(corpus: Corpus) -> None:
-    task = VocoderTask(corpus, replace(SIZES, plan=replace(SIZES.plan, vocoder_steps=12)))
-    falls(task, "spectrum", 0.9, 12)
-    with_discriminators = task.step(12)
+    task = VocoderTask(corpus, replace(SIZES, plan=replace(SIZES.plan, vocoder_steps=9)))
+    falls(task, "spectrum", 0.9, 9)
+    with_discriminators = task.step(9)
     assert set(with_discriminators) == {"spectrum", "mel", "pitch", "against", "fooled", "features"}
     assert all(value.isfinite() for value in with_discriminators.values())
     rates = [group["lr"] for group in task.optimizers["generator"].param_groups]
