@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
-from fastapi.middleware.cors import CORSMiddleware
-from fastapi.staticfiles import StaticFiles
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
 
 from bistream.errors import BistreamError, EngineError
 from interfaces.core.service import DRAIN_RETRY_AFTER_S, SpeechService
@@ -21,6 +22,7 @@ from interfaces.web.access import Access
 from interfaces.web.answers import error_response
 from interfaces.web.guard import Guard
 from interfaces.web.metrics import exposition
+from interfaces.web.router import Router
 from interfaces.web.uploads import Uploads
 
 PAGE = Path(__file__).parent / "page"
@@ -35,59 +37,63 @@ PAGE_HEADERS = {
 
 def make_app(service: SpeechService, access: Access, limits: InterfaceLimits, allowed_origins: Sequence[str] = ()) -> Any:
     """An ASGI application."""
-    app = FastAPI(title="bistream", docs_url=None, redoc_url=None, openapi_url=None)
-    uploads = Uploads(service)
-    app.include_router(http_routes.routes(service, uploads))
-    app.include_router(model_routes.routes(service))
-    app.include_router(voice_routes.routes(service, uploads))
-    app.include_router(vendor_routes.routes(service))
-    app.include_router(socket_routes.routes(service, access))
-    _add_health(app, service, access)
-    app.mount("/page", StaticFiles(directory=PAGE))
+    uploads, own = Uploads(service), Router()
+    _add_health(own, service, access)
 
-    @app.get("/")
-    async def page() -> FileResponse:
+    @own.get("/")
+    async def page(request: Request) -> FileResponse:
         return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
 
-    @app.exception_handler(BistreamError)
-    async def on_error(request: Request, error: BistreamError) -> Response:
-        return error_response(error, getattr(error, "param", None))
-
-    @app.exception_handler(HTTPException)
-    async def on_http_error(request: Request, error: HTTPException) -> Response:
-        message = {404: "There is no such address; docs/interfaces.md lists them.", 405: "This address has other methods."}
-        sentence = message.get(error.status_code, "The request cannot be answered; correct it.")
-        body = {"error": {"message": sentence, "type": "invalid_request_error", "param": None, "code": None}}
-        return JSONResponse(body, error.status_code, {"x-should-retry": "false"})
-
-    @app.exception_handler(ClientDisconnect)
-    async def on_gone(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=499)  # nobody reads it
-
-    @app.exception_handler(Exception)
-    async def on_fault(request: Request, error: Exception) -> Response:
-        return error_response(EngineError("The gateway has failed at this request; try again."))
-
+    routers = (
+        http_routes.routes(service, uploads),
+        model_routes.routes(service),
+        voice_routes.routes(service, uploads),
+        vendor_routes.routes(service),
+        socket_routes.routes(service, access),
+        own,
+    )
+    routes = [route for router in routers for route in router.routes]
+    handlers: dict[Any, Any] = {BistreamError: on_error, HTTPException: on_http_error, ClientDisconnect: on_gone, Exception: on_fault}
+    app = Starlette(routes=[*routes, Mount("/page", StaticFiles(directory=PAGE))], exception_handlers=handlers)
     guarded: Any = Guard(app, access, service, limits)
     if allowed_origins:
         guarded = CORSMiddleware(guarded, allow_origins=list(allowed_origins), allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"])
     return guarded
 
 
-def _add_health(app: FastAPI, service: SpeechService, access: Access) -> None:
-    @app.get("/health/live")
-    async def live() -> dict[str, str]:
+async def on_error(request: Request, error: BistreamError) -> Response:
+    return error_response(error, getattr(error, "param", None))
+
+
+async def on_http_error(request: Request, error: HTTPException) -> Response:
+    message = {404: "There is no such address; docs/interfaces.md lists them.", 405: "This address has other methods."}
+    sentence = message.get(error.status_code, "The request cannot be answered; correct it.")
+    body = {"error": {"message": sentence, "type": "invalid_request_error", "param": None, "code": None}}
+    return JSONResponse(body, error.status_code, {"x-should-retry": "false"})
+
+
+async def on_gone(request: Request, error: ClientDisconnect) -> Response:
+    return Response(status_code=499)  # nobody reads it
+
+
+async def on_fault(request: Request, error: Exception) -> Response:
+    return error_response(EngineError("The gateway has failed at this request; try again."))
+
+
+def _add_health(router: Router, service: SpeechService, access: Access) -> None:
+    @router.get("/health/live")
+    async def live(request: Request) -> dict[str, str]:
         return {"status": "live"}
 
-    @app.get("/health/ready")
-    async def ready() -> Response:
+    @router.get("/health/ready")
+    async def ready(request: Request) -> Response:
         if service.is_ready():
             return JSONResponse({"status": "ready"})
         status = "draining" if service.drains.is_set() else "no server takes sessions"
         return JSONResponse({"status": status}, 503, {"retry-after": str(DRAIN_RETRY_AFTER_S)})
 
-    @app.get("/v1/load")
-    async def load() -> dict[str, Any]:
+    @router.get("/v1/load")
+    async def load(request: Request) -> dict[str, Any]:
         """For the page."""
         servers = [
             {"is_ready": server.is_ready is True, "sessions": server.open_sessions, "load": round(server.expected_load, 3)}
@@ -105,6 +111,6 @@ def _add_health(app: FastAPI, service: SpeechService, access: Access) -> None:
             "cancelled": counts.cancelled,
         }
 
-    @app.get("/metrics")
-    async def metrics() -> PlainTextResponse:
+    @router.get("/metrics")
+    async def metrics(request: Request) -> PlainTextResponse:
         return PlainTextResponse(exposition(service, access.open_sockets), media_type="text/plain; version=0.0.4")

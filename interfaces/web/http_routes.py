@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from bistream.errors import InvalidInputError
 from interfaces.audio.formats import checked, openai_format
@@ -18,13 +19,14 @@ from interfaces.protocols.whole_text import WholeText, WholeTextEvents
 from interfaces.web.answers import error_object
 from interfaces.web.exchange import ExchangeResponse
 from interfaces.web.requests import FieldError, SpeechRequest, parse
+from interfaces.web.router import Router
 from interfaces.web.uploads import Uploads
 
 WARNING_HEADER = "x-bistream-warning"
 
 
-def routes(service: SpeechService, uploads: Uploads) -> APIRouter:
-    router = APIRouter()
+def routes(service: SpeechService, uploads: Uploads) -> Router:
+    router = Router()
 
     @router.post("/v1/audio/speech")
     async def speech(request: Request) -> Response:
@@ -42,7 +44,7 @@ def routes(service: SpeechService, uploads: Uploads) -> APIRouter:
     return router
 
 
-def _add_voices(router: APIRouter, service: SpeechService, uploads: Uploads) -> None:
+def _add_voices(router: Router, service: SpeechService, uploads: Uploads) -> None:
     @router.get("/v1/audio/voices")
     async def voices(request: Request) -> dict[str, Any]:
         found = service.voices.all_of(caller_of(request).key)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
-from starlette.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from bistream.errors import UnknownSpeakerError
 from interfaces.core.service import SpeechService
 from interfaces.web.answers import error_object
+from interfaces.web.router import Router
 
 MODELS = ("cosyvoice2", "tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 ELEVENLABS_MODELS = ("eleven_multilingual_v2", "eleven_flash_v2_5", "eleven_flash_v2", "eleven_turbo_v2_5", "eleven_v3", "cosyvoice2")
@@ -29,8 +30,8 @@ _LANGUAGE_NAMES = {
 }
 
 
-def routes(service: SpeechService) -> APIRouter:
-    router = APIRouter()
+def routes(service: SpeechService) -> Router:
+    router = Router()
 
     @router.get("/v1/models")
     async def models(request: Request) -> Any:
@@ -39,7 +40,7 @@ def routes(service: SpeechService) -> APIRouter:
         return {"object": "list", "data": [_model(name) for name in MODELS]}
 
     @router.get("/v1/models/{name}")
-    async def model(name: str) -> Response:
+    async def model(request: Request, name: str) -> Response:
         if name in MODELS:
             return JSONResponse(_model(name))
         error = UnknownSpeakerError(f"There is no model {name[:64]!r}; list the models with GET /v1/models.")
@@ -47,7 +48,7 @@ def routes(service: SpeechService) -> APIRouter:
         return JSONResponse(body, 404, {"x-should-retry": "false"})
 
     @router.get("/v1/audio/models")
-    async def audio_models() -> dict[str, Any]:
+    async def audio_models(request: Request) -> dict[str, Any]:
         return {"models": [{"id": name} for name in MODELS]}
 
     return router

@@ -7,8 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-from fastapi import APIRouter, WebSocket
-from starlette.websockets import WebSocketDisconnect, WebSocketState
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from bistream.contract.checks import SSML
 from bistream.contract.lexicon import check_lexicon
@@ -28,11 +27,12 @@ from interfaces.web.access import Access
 from interfaces.web.answers import error_response
 from interfaces.web.conversation import GOODBYE, Conversation
 from interfaces.web.guard import refuse
+from interfaces.web.router import Router
 
 KEY_TIMEOUT_S = 10.0  # for a first message with a key
 
 
-class FastApiSocket:
+class StarletteSocket:
     """``conversation.Socket`` on a WebSocket of Starlette's."""
 
     def __init__(self, websocket: WebSocket) -> None:
@@ -91,13 +91,13 @@ class _Runner:
         entered = [caller]
         try:
             await websocket.accept(state.subprotocol)
-            socket = FastApiSocket(websocket)
+            socket = StarletteSocket(websocket)
             if known is not None or await self._identify(socket, entered):
                 await Conversation(socket, protocol, self._service, entered[0]).run()
         finally:
             self._access.leave(entered[0])
 
-    async def _identify(self, socket: FastApiSocket, entered: list[Caller]) -> bool:
+    async def _identify(self, socket: StarletteSocket, entered: list[Caller]) -> bool:
         """Whether the first message says who it is; a drain does not wait for it. entered: for whom the socket is counted."""
         asking = asyncio.ensure_future(identified(socket, self._access, entered[0]))
         draining = asyncio.ensure_future(self._service.drains.wait())
@@ -119,7 +119,7 @@ class _Runner:
         return False
 
 
-async def identified(socket: FastApiSocket, access: Access, stranger: Caller) -> Caller | None:
+async def identified(socket: StarletteSocket, access: Access, stranger: Caller) -> Caller | None:
     """Of a socket whose API key comes with its first message (ElevenLabs), since browsers cannot set headers: who the stranger is. That
     message is put back. None: the socket was refused, or is gone."""
     try:
@@ -138,14 +138,14 @@ async def identified(socket: FastApiSocket, access: Access, stranger: Caller) ->
     return caller
 
 
-async def _turn_away(socket: FastApiSocket, error: BistreamError) -> None:
+async def _turn_away(socket: StarletteSocket, error: BistreamError) -> None:
     """In the form of the protocol, whose socket was accepted before it was known whose it is."""
     await socket.send(json.dumps(refusal(error)))
     await socket.close(POLICY_VIOLATION, error.code.lower())
 
 
-def routes(service: SpeechService, access: Access) -> APIRouter:
-    router = APIRouter()
+def routes(service: SpeechService, access: Access) -> Router:
+    router = Router()
     runner = _Runner(service, access)
     limits = service.limits
 

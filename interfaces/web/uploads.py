@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from fastapi import Request
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
+from starlette.requests import Request
 
 from bistream.errors import BistreamError, InvalidInputError
 from interfaces.audio.recordings import decode_recording

@@ -7,7 +7,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from interfaces.audio.formats import OutputFormat, cartesia_format, deepgram_file_format, elevenlabs_format
 from interfaces.core.service import SpeechService
@@ -24,17 +25,18 @@ from interfaces.protocols.whole_text import WholeText
 from interfaces.web.exchange import ExchangeResponse
 from interfaces.web.http_routes import at, caller_of, check_text, spoken
 from interfaces.web.requests import CartesiaRequest, DeepgramRequest, ElevenLabsRequest, parse
+from interfaces.web.router import Router
 
 
-def routes(service: SpeechService) -> APIRouter:
-    router = APIRouter()
+def routes(service: SpeechService) -> Router:
+    router = Router()
     _add_elevenlabs(router, service)
     _add_deepgram(router, service)
     _add_cartesia(router, service)
     return router
 
 
-def _add_elevenlabs(router: APIRouter, service: SpeechService) -> None:
+def _add_elevenlabs(router: Router, service: SpeechService) -> None:
     @router.post("/v1/text-to-speech/{voice_id}")
     @router.post("/v1/text-to-speech/{voice_id}/stream")
     async def text_to_speech(request: Request, voice_id: str) -> Response:
@@ -106,7 +108,7 @@ def _in_seconds(alignment: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _add_deepgram(router: APIRouter, service: SpeechService) -> None:
+def _add_deepgram(router: Router, service: SpeechService) -> None:
     @router.post("/v1/speak")
     async def speak(request: Request) -> Response:
         given, query = parse(DeepgramRequest, await request.body()), request.query_params
@@ -123,7 +125,7 @@ def _add_deepgram(router: APIRouter, service: SpeechService) -> None:
         return spoken(service, request, WholeText(query.get("model", ""), items, target, values), target.content_type, values)
 
 
-def _add_cartesia(router: APIRouter, service: SpeechService) -> None:
+def _add_cartesia(router: Router, service: SpeechService) -> None:
     def checked(given: CartesiaRequest) -> tuple[dict[str, Any], list[Item], Values, float]:
         """The request as a message of the WebSocket, and its text, values and gain."""
         message = given.model_dump(exclude_none=True)

@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from bistream.errors import InvalidInputError
 from interfaces.core.service import SpeechService
 from interfaces.core.voice import UPLOAD, Voice
 from interfaces.web.http_routes import caller_of, told_secret
 from interfaces.web.model_routes import languages_of
+from interfaces.web.router import Router
 from interfaces.web.uploads import Uploads
 
 MOST_ON_A_PAGE = 100
@@ -41,15 +43,15 @@ _SUBSCRIPTION = {
 }
 
 
-def routes(service: SpeechService, uploads: Uploads) -> APIRouter:
-    router = APIRouter()
+def routes(service: SpeechService, uploads: Uploads) -> Router:
+    router = Router()
     _add_elevenlabs(router, service, uploads)
     _add_elevenlabs_user(router, service)
     _add_cartesia(router, service, uploads)
     return router
 
 
-def _add_elevenlabs(router: APIRouter, service: SpeechService, uploads: Uploads) -> None:
+def _add_elevenlabs(router: Router, service: SpeechService, uploads: Uploads) -> None:
     @router.get("/v1/voices")
     async def voices(request: Request) -> dict[str, Any]:
         return {"voices": [_elevenlabs_voice(voice) for voice in service.voices.all_of(caller_of(request).key)]}
@@ -70,7 +72,7 @@ def _add_elevenlabs(router: APIRouter, service: SpeechService, uploads: Uploads)
         }
 
     @router.get("/v1/voices/settings/default")
-    async def default_settings() -> dict[str, Any]:
+    async def default_settings(request: Request) -> dict[str, Any]:
         return _ELEVENLABS_SETTINGS
 
     @router.get("/v1/voices/{voice_id}/settings")
@@ -94,7 +96,7 @@ def _add_elevenlabs(router: APIRouter, service: SpeechService, uploads: Uploads)
         return {"status": "ok"}
 
 
-def _add_elevenlabs_user(router: APIRouter, service: SpeechService) -> None:
+def _add_elevenlabs_user(router: Router, service: SpeechService) -> None:
     subscription = {**_SUBSCRIPTION, "voice_limit": service.limits.max_voices}
 
     @router.get("/v1/user")
@@ -112,11 +114,11 @@ def _add_elevenlabs_user(router: APIRouter, service: SpeechService) -> None:
         }
 
     @router.get("/v1/user/subscription")
-    async def told_subscription() -> dict[str, Any]:
+    async def told_subscription(request: Request) -> dict[str, Any]:
         return subscription
 
 
-def _add_cartesia(router: APIRouter, service: SpeechService, uploads: Uploads) -> None:
+def _add_cartesia(router: Router, service: SpeechService, uploads: Uploads) -> None:
     def told(voice: Voice) -> dict[str, Any]:
         return _cartesia_voice(voice, languages_of(service))
 

@@ -18,7 +18,7 @@ from interfaces.core.caller import Caller
 from interfaces.core.voices import VoiceStore
 from interfaces.settings import InterfaceLimits
 from interfaces.web.access import Access
-from interfaces.web.socket_routes import FastApiSocket, identified
+from interfaces.web.socket_routes import StarletteSocket, identified
 from tests.clock import run_at_once
 from tests.unit.client.fake_server import FakeServer
 from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, Running, running
@@ -201,7 +201,7 @@ def test_a_voice_of_a_key_in_the_first_message_is_that_keys(server: FakeServer) 
 
 
 def test_a_client_that_never_says_who_it_is_is_sent_away() -> None:
-    class Silent(FastApiSocket):
+    class Silent(StarletteSocket):
         sent: list[str] = []
         code = 0
 
