@@ -133,45 +133,36 @@ def test_the_cases_cover_both_layouts_and_long_pieces(title: str) -> None:
     assert any(len(piece) > 1 for case in cases for piece in case.get("arrivals", ()))
 
 
-class Session:
-    """Of one case in the engine. failure: of its check, once it has ended."""
-
-    def __init__(self, engine: TorchEngine, name: str, turns: Turns) -> None:
-        self.sequence, self.turns = engine.open(name, SamplingSpec(), MAX_IDS), turns
-        self.sink: RecordingSink | None = None
-        self.failure: Exception | None = None
-        self._go_on(None)
-
-    def _go_on(self, answer: Any) -> None:
-        try:
-            turn = self.turns.send(answer)
-        except Exception as error:
-            self.sink, self.failure = None, None if isinstance(error, StopIteration) else error
-            self.sequence.close()
-        else:
-            self.sink = RecordingSink()
-            self.sequence.turn(turn.append_ids, turn.limits, self.sink)
-
-    def stepped(self) -> None:
-        while self.sink is not None and self.sink.result is not None:
-            self._go_on((self.sink.ids, self.sink.result))
-
-
 @cache
 def failures_of(title: str) -> dict[str, Exception | None]:
-    """By kind and name of the case."""
+    """Of the check of each case, by kind and name."""
     model, cases = model_of(title), {f"{case['kind']}-{case['name']}": case for of_title, case in CASES if of_title == title}
     sampler = ScriptedSampler({name: scripted_pick(case["sampler"]) for name, case in cases.items()}, max_decided=MAX_IDS)
     settings = EngineSettings(len(cases), max_rows=256, kv_cache_tokens=2048 * len(cases), max_sequence_ids=MAX_IDS)
     engine = TorchEngine(EagerRunner(model, settings, sampler), settings, threaded=False)
-    sessions = {name: Session(engine, name, check_case(title, case, model.space)) for name, case in cases.items()}
+    sequences = {name: engine.open(name, SamplingSpec(), MAX_IDS) for name in cases}
+    turns = {name: check_case(title, case, model.space) for name, case in cases.items()}
+    sinks, failures = dict[str, RecordingSink](), dict[str, Exception | None]()
+
+    def go_on(name: str, answer: Any) -> None:
+        try:
+            turn = turns[name].send(answer)
+        except Exception as error:
+            failures[name] = None if isinstance(error, StopIteration) else error
+            sequences[name].close()
+        else:
+            sinks[name] = RecordingSink()
+            sequences[name].turn(turn.append_ids, turn.limits, sinks[name])
+
+    for name in cases:
+        go_on(name, None)
     while engine.step():
-        for session in sessions.values():
-            session.stepped()
+        for name in [name for name in cases if name not in failures]:
+            if (result := sinks[name].result) is not None:
+                go_on(name, (sinks[name].ids, result))
     engine.check_integrity()
     engine.close()
-    assert all(session.sink is None for session in sessions.values())
-    return {name: session.failure for name, session in sessions.items()}
+    return failures
 
 
 @of_all_cases

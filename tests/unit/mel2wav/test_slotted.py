@@ -53,8 +53,8 @@ def test_any_sessions_match_the_plain_network(stages: tuple[VocoderStage, PlainS
     check_equal(speak(slots, sessions), speak(plain, sessions))
 
 
-def test_a_hop_beyond_the_largest_bucket_uses_and_keeps_the_state(stages: tuple[VocoderStage, PlainSlots]) -> None:
-    sessions = [([30, LONGEST + 5, 25, 10], 0), ([20, 12, LONGEST], 0)]
+def test_an_empty_hop_and_one_beyond_the_largest_bucket_use_and_keep_the_state(stages: tuple[VocoderStage, PlainSlots]) -> None:
+    sessions = [([30, LONGEST + 5, 25, 10], 0), ([20, 12, LONGEST], 0), ([0, 25, 0, 0], 0), ([0], 0)]
     check_equal(speak(stages[1], sessions), speak(stages[0], sessions))
 
 

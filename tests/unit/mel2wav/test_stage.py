@@ -1,4 +1,7 @@
-"""The incremental vocoder: hop sizes, neighbours in a batch and the cuts of a session do not change the audible result."""
+"""The incremental vocoder: hop sizes, neighbours in a batch and the cuts of a session do not change the audible result.
+
+With its state in slots it is the same (test_slotted.py).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,6 @@ from bistream.types import FloatArray
 from tests.formats import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES
 from tests.reference_vocoder import ReferenceVocoderStage
 from tests.unit.mel2wav import tiny
-from tests.unit.mel2wav.plain_slots import PlainSlots
 from tests.unit.mel2wav.speaking import Session, check_equal, cuts_of_session, speak
 
 SEED = 11
@@ -33,13 +35,6 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RuntimeConfig:
 @pytest.fixture(scope="module")
 def stage(config: RuntimeConfig) -> VocoderStage:
     return VocoderStage(config, tiny.CHECKPOINT)
-
-
-@pytest.fixture(scope="module", params=[VocoderStage, PlainSlots])
-def any_stage(request: pytest.FixtureRequest, config: RuntimeConfig) -> VocoderStage:
-    """The plain stage, and the same with its state in slots."""
-    stage: VocoderStage = request.param(config, tiny.CHECKPOINT)
-    return stage
 
 
 def stream(stage: VocoderStage, mel: torch.Tensor, cuts: Sequence[int], seed: int = SEED) -> list[FloatArray]:
@@ -61,17 +56,17 @@ def signal_to_error_db(found: FloatArray, expected: FloatArray) -> float:
 
 @settings(max_examples=4)
 @given(CUTS)
-def test_any_cut_gives_nearly_the_offline_audio(any_stage: VocoderStage, cuts: list[int]) -> None:
+def test_any_cut_gives_nearly_the_offline_audio(stage: VocoderStage, cuts: list[int]) -> None:
     """The difference is the right context beyond the 8 withheld frames: 30 dB is far below the speech."""
     mel = tiny.voiced_mel(sum(cuts), seed=len(cuts))
-    streamed = np.concatenate(stream(any_stage, mel, cuts))
-    assert signal_to_error_db(streamed, any_stage.synthesize(mel, SEED)) > 30
+    streamed = np.concatenate(stream(stage, mel, cuts))
+    assert signal_to_error_db(streamed, stage.synthesize(mel, SEED)) > 30
 
 
 @settings(max_examples=4)
 @given(CUTS)
-def test_a_hop_withholds_eight_frames_and_the_last_one_none(any_stage: VocoderStage, cuts: list[int]) -> None:
-    chunks = stream(any_stage, tiny.voiced_mel(sum(cuts)), cuts)
+def test_a_hop_withholds_eight_frames_and_the_last_one_none(stage: VocoderStage, cuts: list[int]) -> None:
+    chunks = stream(stage, tiny.voiced_mel(sum(cuts)), cuts)
     received = np.cumsum(cuts)
     out = [max(0, int(frames) - VOCODER_OVERLAP_FRAMES) for frames in received[:-1]] + [int(received[-1])]
     assert np.cumsum([len(chunk) for chunk in chunks]).tolist() == [frames * SAMPLES_PER_MEL_FRAME for frames in out]
@@ -80,7 +75,6 @@ def test_a_hop_withholds_eight_frames_and_the_last_one_none(any_stage: VocoderSt
 @settings(max_examples=3)
 @given(st.lists(cuts_of_session, min_size=2, max_size=4))
 def test_neighbours_in_a_batch_change_nothing(stage: VocoderStage, sessions: list[Session]) -> None:
-    """Of the plain stage; with slots it is equal for any sessions (test_slotted.py)."""
     alone = [stream(stage, tiny.voiced_mel(sum(cuts), seed=index), cuts, 1000 * index - 1) for index, (cuts, _) in enumerate(sessions)]
     check_equal(speak(stage, sessions), alone, tolerance=2e-3, error_db=60.0)  # f0 in Hz is rounded, and the phase accumulates it
 
@@ -127,43 +121,43 @@ def test_the_joint_depends_on_the_carried_phase(stage: VocoderStage, config: Run
         assert low < signal_to_error_db(streamed, vocoder.synthesize(mel, SEED)[tail]) < high
 
 
-def test_seeds(any_stage: VocoderStage) -> None:
+def test_seeds(stage: VocoderStage) -> None:
     mel = tiny.voiced_mel(20)
-    first, again, other = (any_stage.synthesize(mel, seed) for seed in (1, 1, 2))
+    first, again, other = (stage.synthesize(mel, seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert np.abs(first - other).max() > 1e-4
     assert np.abs(first).max() <= tiny.CONFIG.audio_limit
 
 
-def test_speed_shortens_by_the_factor(any_stage: VocoderStage) -> None:
+def test_speed_shortens_by_the_factor(stage: VocoderStage) -> None:
     mel = tiny.voiced_mel(31)
-    assert len(any_stage.synthesize(mel, SEED, speed=1.3)) == int(31 / 1.3) * SAMPLES_PER_MEL_FRAME
-    assert len(any_stage.synthesize(mel, SEED)) == 31 * SAMPLES_PER_MEL_FRAME
+    assert len(stage.synthesize(mel, SEED, speed=1.3)) == int(31 / 1.3) * SAMPLES_PER_MEL_FRAME
+    assert len(stage.synthesize(mel, SEED)) == 31 * SAMPLES_PER_MEL_FRAME
 
 
-def test_empty_hops(any_stage: VocoderStage) -> None:
+def test_empty_hops(stage: VocoderStage) -> None:
     """No new frames: no audio, no change; the final hop releases the withheld audio."""
     mel, none = tiny.voiced_mel(25), torch.zeros(80, 0)
-    state = any_stage.open(SEED)
+    state = stage.open(SEED)
     pieces = ((none, False), (mel, False), (none, False), (none, True))
-    chunks = [any_stage.hop([VocoderHop(state, piece, finalize)])[0] for piece, finalize in pieces]
+    chunks = [stage.hop([VocoderHop(state, piece, finalize)])[0] for piece, finalize in pieces]
     assert [len(chunk) // SAMPLES_PER_MEL_FRAME for chunk in chunks] == [0, 17, 0, 8]
-    assert signal_to_error_db(np.concatenate(chunks), any_stage.synthesize(mel, SEED)) > 30
+    assert signal_to_error_db(np.concatenate(chunks), stage.synthesize(mel, SEED)) > 30
     state.close()
-    never_spoke = any_stage.open(SEED)
-    assert len(any_stage.hop([VocoderHop(never_spoke, none, True)])[0]) == 0
+    never_spoke = stage.open(SEED)
+    assert len(stage.hop([VocoderHop(never_spoke, none, True)])[0]) == 0
     never_spoke.close()
 
 
-def test_a_row_that_is_not_finite_affects_only_itself(any_stage: VocoderStage) -> None:
+def test_a_row_that_is_not_finite_affects_only_itself(stage: VocoderStage) -> None:
     mel = tiny.voiced_mel(20)
     broken = mel.clone()
     broken[3, 4] = float("nan")
-    states = [any_stage.open(SEED) for _ in range(2)]
-    good, bad = any_stage.hop([VocoderHop(state, item, True) for state, item in zip(states, (mel, broken), strict=True)])
+    states = [stage.open(SEED) for _ in range(2)]
+    good, bad = stage.hop([VocoderHop(state, item, True) for state, item in zip(states, (mel, broken), strict=True)])
     for state in states:
         state.close()
-    np.testing.assert_allclose(good, any_stage.synthesize(mel, SEED), atol=1e-4)
+    np.testing.assert_allclose(good, stage.synthesize(mel, SEED), atol=1e-4)
     assert not np.isfinite(bad).all()
 
 
