@@ -1,7 +1,4 @@
-"""All unistream and bistream generations of the reference, token for token, with its layouts and the torch engine.
-
-All of a family run side by side in one engine.
-"""
+"""All unistream and bistream generations of the reference, token for token, with its layouts and the torch engine."""
 
 from __future__ import annotations
 
@@ -135,7 +132,7 @@ def test_the_cases_cover_both_layouts_and_long_pieces(title: str) -> None:
 
 @cache
 def failures_of(title: str) -> dict[str, Exception | None]:
-    """Of the check of each case, by kind and name."""
+    """Of the check of each case, by kind and name. All run side by side in one engine."""
     model, cases = model_of(title), {f"{case['kind']}-{case['name']}": case for of_title, case in CASES if of_title == title}
     sampler = ScriptedSampler({name: scripted_pick(case["sampler"]) for name, case in cases.items()}, max_decided=MAX_IDS)
     settings = EngineSettings(len(cases), max_rows=256, kv_cache_tokens=2048 * len(cases), max_sequence_ids=MAX_IDS)

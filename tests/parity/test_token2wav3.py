@@ -7,7 +7,7 @@ case, all at once), so batching and threads are tested too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,11 @@ from bistream.mel2wav.causal.weights import build_hift
 from bistream.token2mel.dit.weights import build_network
 from bistream.token2mel.stage import FlowStage
 from bistream.token2wav.renderer import RendererHop, sizes_of
-from bistream.token2wav.service import Token2Wav, Token2WavHop
+from bistream.token2wav.service import Token2Wav
 from bistream.token2wav.speech_stages import SpeechStages
-from bistream.types import FloatArray, VoicePrompt
 from tests.formats import LOOKAHEAD_TOKENS, SAMPLES_PER_MEL_FRAME, SAMPLES_PER_TOKEN
 from tests.parity import golden3
+from tests.parity import test_token2wav as of_a_case
 from tests.parity.test_causal_hift import rule_noise
 from tests.reference_flow import ReferenceFlowStage
 
@@ -37,6 +37,10 @@ OFFLINE = [case for case in CASES if case["mode"].startswith("offline")]
 EARLIER_SAMPLES = 4 * SAMPLES_PER_MEL_FRAME - 4  # than the reference's chunk
 CPU = torch.device("cpu")
 WAIT_S = 300.0  # longer than a busy machine takes
+tensor = partial(of_a_case.tensor, data=golden3)
+prompt_of = partial(of_a_case.prompt_of, data=golden3)
+hops_of = partial(of_a_case.hops_of, data=golden3)
+assert_same_audio = partial(of_a_case.assert_same_audio, least_db=45.0)
 
 
 @cache
@@ -62,36 +66,9 @@ def services() -> Iterator[dict[tuple[str, str], Token2Wav]]:
         service.close()
 
 
-def tensor(case: str, name: str) -> Any:
-    return golden3.tensors("token2wav")[f"{case}.{name}"][0].numpy()
-
-
-def prompt_of(case: str) -> VoicePrompt:
-    return VoicePrompt("", tensor(case, "prompt_token"), tensor(case, "prompt_feat"), tensor(case, "embedding"))
-
-
-def assert_same_audio(found: FloatArray, expected: FloatArray) -> None:
-    assert found.shape == expected.shape
-    error = found - expected
-    signal_to_error_db = 10 * np.log10(np.mean(expected**2) / np.mean(error**2))
-    assert np.abs(error).max() <= 1e-2
-    assert signal_to_error_db >= 45.0
-
-
 def mode_of(case: dict[str, Any]) -> tuple[str, str]:
     _, _, streaming, _ = case["calls"][-1]
     return "streaming" if streaming else "reference", "rule" if "rule_noise" in case["mode"] else "zero"
-
-
-def hops_of(case: dict[str, Any]) -> list[Token2WavHop]:
-    """The calls of the reference as hops that carry new tokens only."""
-    token_ids = tensor(case["case"], "token").tolist()
-    sent, hops = 0, []
-    for index, (passed, _, _, finalize) in enumerate(case["calls"]):
-        prompt = prompt_of(case["case"]) if index == 0 else None
-        hops.append(Token2WavHop(f"{case['case']}-{case['mode']}", tuple(token_ids[sent:passed]), finalize, prompt))
-        sent = passed
-    return hops
 
 
 def test_streams(services: dict[tuple[str, str], Token2Wav]) -> None:

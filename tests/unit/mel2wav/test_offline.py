@@ -25,11 +25,6 @@ SEED = 5
 TOLERANCE = 2e-3  # f0 in Hz is rounded, and the phase accumulates it
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> RuntimeConfig:
-    return tiny.write_model(tmp_path_factory.mktemp("model"), tiny.random_state())
-
-
 @pytest.fixture(scope="module", params=[VocoderStage, PlainSlots])
 def stage(request: pytest.FixtureRequest, config: RuntimeConfig) -> VocoderStage:
     stage: VocoderStage = request.param(config, tiny.CHECKPOINT)

@@ -1,7 +1,4 @@
-"""The incremental vocoder: hop sizes, neighbours in a batch and the cuts of a session do not change the audible result.
-
-With its state in slots it is the same (test_slotted.py).
-"""
+"""The incremental vocoder: hop sizes, neighbours in a batch and the cuts of a session do not change the audible result."""
 
 from __future__ import annotations
 
@@ -25,11 +22,6 @@ from tests.unit.mel2wav.speaking import Session, check_equal, cuts_of_session, s
 
 SEED = 11
 CUTS = st.lists(st.integers(1, 45), min_size=1, max_size=4)
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> RuntimeConfig:
-    return tiny.write_model(tmp_path_factory.mktemp("model"), tiny.random_state())
 
 
 @pytest.fixture(scope="module")

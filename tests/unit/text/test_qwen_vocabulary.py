@@ -46,12 +46,8 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     assert len(ranks) == FULL_VOCAB_SIZE
     names = {entry: "".join(map(byte_symbol, entry)) for entry in ranks}
     texts = "\n".join([*TEXTS.values(), *BETWEEN]).encode()
-    known = set(texts)
-    made = [
-        entry
-        for entry in sorted(ranks, key=ranks.__getitem__)
-        if len(entry) > 1 and (entry in texts or len(entry) <= (3 if entry.isascii() else 6) and known.issuperset(entry))
-    ]
+    known, ranked = set(texts), sorted(ranks, key=ranks.__getitem__)
+    made = [one for one in ranked if len(one) > 1 and (one in texts or len(one) <= (3 if one.isascii() else 6) and known.issuperset(one))]
     merges = [(names[left], names[right]) for left, right in (parts_of(entry, ranks) for entry in made)]
     directory = tmp_path_factory.mktemp("qwen")
     (files := directory / "CosyVoice-BlankEN").mkdir()
