@@ -34,11 +34,13 @@ else:
 pytest_plugins = ["tests.triton.recording"]  # has options, which pytest wants at the root of the tests
 
 HANG_S = 240.0
+gc.disable()
 
 
 def pytest_collection_finish() -> None:
     """All modules and tests stay: the garbage collector need not look at them again and again."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.unit.syntax import syntax
-
 ROOT = Path(__file__).resolve().parents[2]
 # Parts (modules or sub-packages of bistream) on one line do not import each other.
 ORDER: tuple[frozenset[str], ...] = tuple(
@@ -48,7 +46,7 @@ DOORS = {"grpc_call", "grpc_server", "grpc_questions", "http_api", "http_json", 
 @cache
 def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
     """Of a file, wherever they stand."""
-    return [node for node in statements(syntax(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [node for node in statements(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
