@@ -296,7 +296,6 @@ def test_no_object_of_a_session_outlives_it(house: House, ending: str) -> None:
     )
     recording_freed, sender_freed = threading.Event(), threading.Event()
     weakref.finalize(request.reference_wav, recording_freed.set)
-    gc.collect()
     gc.disable()
     try:
         sender = house.send(request)
