@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,12 +34,12 @@ from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.tensorrt_llm.merged_ids import HEAD_BIAS
 from bistream.text2token.weights import load_weights
+from scripts.convert_checkpoint import main
 from tests.unit.text2token.tiny import CONFIG, random_state
 
 RELEASED = MergedVocabulary(text_size=151_663, speech_token_size=6561, rows=COSYVOICE2.rows)
 RELEASED3 = MergedVocabulary(text_size=151_924, speech_token_size=6561, rows=COSYVOICE3.rows)
 CONFIGS = {"cosyvoice2": CONFIG, "cosyvoice3": replace(CONFIG, rows=COSYVOICE3.rows, head_has_bias=False)}
-ROOT = Path(__file__).resolve().parents[3]
 ROUNDING = 1e-4  # float32 sums in another order; the scores are of size 10
 
 
@@ -205,21 +204,17 @@ def test_full_size_has_the_shapes_of_upstreams_checkpoint() -> None:
         assert len(merged) == 24 * 12 + 4
 
 
-def test_a_file_that_cannot_be_written_is_not_left_half(tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_not_left_half(
+    merged_dir: Path, model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The limit on the size of a file stands for a full disk."""
-    code = """
-import resource, sys
-from scripts.convert_checkpoint import main
-model, merged, out = sys.argv[1:]
-assert main(["huggingface", "--model-dir", model, "--out", merged]) == 0
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-print(main(["llm_pt", "--merged", merged, "--model-dir", model, "--out", f"{out}/llm.pt"]))
-print(main(["huggingface", "--model-dir", model, "--out", f"{out}/merged"]))
-"""
-    out = tmp_path / "out"
-    out.mkdir()
-    command = [sys.executable, "-c", code, str(tiny_model_dir), str(tmp_path / "merged"), str(out)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert result.stdout.splitlines()[-2:] == ["1", "1"]
-    assert result.stderr.count("could not be written") == len(result.stderr.strip().splitlines()) == 2, result.stderr
-    assert list(out.iterdir()) == []
+    limits, back, there = resource.getrlimit(resource.RLIMIT_FSIZE), str(tmp_path / "llm.pt"), str(tmp_path / "merged")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        assert main(["llm_pt", "--merged", str(merged_dir), "--model-dir", str(model_dir), "--out", back]) == 1
+        assert main(["huggingface", "--model-dir", str(model_dir), "--out", there]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    error = capsys.readouterr().err
+    assert error.count("could not be written") == len(error.strip().splitlines()) == 2, error
+    assert list(tmp_path.iterdir()) == []
