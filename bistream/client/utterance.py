@@ -74,8 +74,9 @@ class Utterance(SegmentedText):
         ``CancelledError`` after the end."""
         if self.has_ended:
             raise CancelledError(_OVER)
-        self.text += piece
-        self._add(piece, MAX_CHARS)
+        if piece:  # an empty one does not put off the pause
+            self.text += piece
+            self._add(piece, MAX_CHARS)
 
     async def flush(self) -> None:
         """What is there is spoken to its end."""

@@ -14,6 +14,7 @@ from bistream.client.asyncio_client import AsyncBistreamClient
 from bistream.client.speaker import Speaker
 from bistream.client.utterance import Pacing, Spoken, Utterance
 from bistream.errors import BusyError, CancelledError, EngineError, UnknownSpeakerError
+from tests.clock import run_at_once
 from tests.unit.client.fake_server import SAMPLES_PER_CHARACTER, FakeServer, Reader, Received, Serve, Stream
 
 WAIT_S = 120.0
@@ -253,3 +254,18 @@ def test_an_interrupted_turn_is_not_continued(serve: Serve) -> None:
         return utterance.spoken
 
     assert asyncio.run(asyncio.wait_for(run(), WAIT_S)) == "before"
+
+
+def test_an_empty_piece_does_not_put_off_the_end_of_a_pause(reader: FakeServer) -> None:
+    """As language models send, and programs that keep a connection alive."""
+
+    async def run() -> list[str]:
+        utterance = Utterance(AsyncBistreamClient(reader.address), ANNA, Pacing(speak_after_s=1.0))
+        await utterance.push_text("So, ")
+        for _ in range(3):
+            await asyncio.sleep(0.4)
+            await utterance.push_text("")
+        await utterance.push_text("what now?")
+        return [segment.text for segment in utterance._segments]
+
+    assert run_at_once(run()) == ["So, ", "what now?"]
