@@ -11,7 +11,7 @@ from bistream.errors import BistreamError
 from interfaces.audio.formats import OutputFormat
 from interfaces.core.text import Item
 from interfaces.core.values import Values
-from interfaces.protocols.actions import INTERNAL_ERROR, Action, Append, Close, End, Made, Open, Send
+from interfaces.protocols.actions import Action, Append, End, Made, Open, Send
 
 _SPEECH = "1"
 
@@ -39,10 +39,10 @@ class WholeText:
         return []
 
     def finished(self, speech: str) -> Sequence[Action]:
-        return [Close()]
+        return []
 
     def failed(self, speech: str, error: BistreamError) -> Sequence[Action]:
-        return [Close(INTERNAL_ERROR)]
+        return []
 
 
 class WholeTextEvents(WholeText):
@@ -74,11 +74,11 @@ class WholeTextEvents(WholeText):
         """Characters stand for the input's tokens, which only the servers count; the output's are speech tokens."""
         made = round(self._audio_ms / 1000 * self._tokens_per_second)
         usage = {"input_tokens": self._characters, "output_tokens": made, "total_tokens": self._characters + made}
-        return [_event({"type": "speech.audio.done", "usage": usage}), *super().finished(speech)]
+        return [_event({"type": "speech.audio.done", "usage": usage})]
 
     def failed(self, speech: str, error: BistreamError) -> Sequence[Action]:
         described = {**self._describe(error), "partial_audio": True, "action": "discard"}
-        return [_event({"type": "speech.audio.error", "error": described}), *super().failed(speech, error)]
+        return [_event({"type": "speech.audio.error", "error": described})]
 
 
 def _event(values: dict[str, Any]) -> Send:
