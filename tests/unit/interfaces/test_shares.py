@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.errors import BusyError
+from interfaces.audio.formats import OutputFormat
 from interfaces.core.caller import Caller
 from interfaces.core.quiet_log import WINDOW_S, Lines, QuietLog
+from interfaces.core.servers import Servers
+from interfaces.core.service import SpeechService
 from interfaces.core.shares import BURST_S, MAX_PAUSE_S, Places, ShareError, Starts
+from interfaces.core.voices import VoiceStore
+from interfaces.protocols.whole_text import WholeText
+from interfaces.settings import InterfaceLimits
+from interfaces.web.exchange import ExchangeResponse
+from tests.clock import run_at_once
+from tests.unit.interfaces.rig import ANNA
 
 CALLERS = st.builds(Caller, st.sampled_from([None, "a", "b"]), st.sampled_from(["10.0.0.1", "10.0.0.2", "10.0.0.3"]))
 
@@ -99,3 +110,21 @@ def test_a_warning_says_how_many_were_left_out(caplog: pytest.LogCaptureFixture)
         "the client 10.0.0.2: Too much.",
         "the client 10.0.0.1: Too much. (4 such lines were left out)",
     ]
+
+
+def test_a_client_that_begins_too_many_waits_for_its_answer() -> None:
+    """Else one that does not heed it would ask again at once."""
+
+    async def refused() -> tuple[int, float]:
+        service, caller = SpeechService(Servers(()), VoiceStore((ANNA,)), InterfaceLimits(starts_per_second=0.01)), Caller(None, "10.0.0.1")
+        service.starts.take(caller.holders)  # all that may begin at once
+        answers: list[Any] = []
+
+        async def send(message: Any) -> None:
+            answers.append(message)
+
+        response = ExchangeResponse(service, caller, WholeText("anna", ["Hello."], OutputFormat(), {}), "audio/pcm")
+        await response({"type": "http"}, asyncio.Event().wait, send)
+        return answers[0]["status"], asyncio.get_running_loop().time()
+
+    assert run_at_once(refused()) == (429, MAX_PAUSE_S)
