@@ -13,6 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bistream.keeper.envoy_config import ProxySettings, ServerAddress, envoy_config
+from bistream.keeper.host import ServerError
 from scripts.serve_gpus import ANYWHERE, find_envoy
 
 
@@ -24,5 +25,8 @@ def command(host: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    words = command(sys.argv[1])
+    try:
+        words = command(sys.argv[1])
+    except ServerError as error:
+        sys.exit(f"run_envoy.py: {error}")
     os.execv(words[0], words)
