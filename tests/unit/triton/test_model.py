@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -75,16 +76,17 @@ class Sibling(SiblingModel):
 
 
 class Upstream(UpstreamModel):
-    """Hands every request over to itself, which fails."""
+    """Its requests cannot be handed over."""
 
     backend = FakePbUtils()
     contract = COSYVOICE2
     failure: Exception
 
     def open(self, config: RuntimeConfig) -> None:
-        self._hand_over: Any = self
+        self._outbox = None  # type: ignore[assignment]  # for answers, of which there are none
+        self._hand_over: Any = SimpleNamespace(handle=self._fail)
 
-    def handle(self, values: Values, sender: AudioSender) -> None:  # type: ignore[override]
+    def _fail(self, values: Values, sender: AudioSender) -> None:
         raise self.failure
 
     def close(self) -> None:
@@ -123,13 +125,18 @@ def test_an_answer_that_cannot_be_made_is_an_error_and_the_next_one_goes_out() -
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_an_offline_request_that_fails_is_answered_once(failure: Exception) -> None:
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_a_request_that_cannot_be_handed_over_is_answered_once(decoupled: bool, failure: Exception) -> None:
     model = Upstream()
-    model.initialize(arguments(decoupled=False))
+    model.initialize(arguments(decoupled))
     model.failure = failure
-    responses = model.execute([FakeRequest(target_text=text_array("Hello.")), FakeRequest(target_text=text_array("Hello."))])
-    assert [response.has_error() for response in responses or ()] == [True, True]
-    assert all("secret" not in response.error().message() for response in responses or ())
+    requests = [FakeRequest(target_text=text_array("Hello.")), FakeRequest(target_text=text_array("Hello."))]
+    responses = model.execute(requests)
+    assert (responses is None) is decoupled
+    errors = [error for request in requests for error in request.sender.errors]
+    errors += [response.error().message() for response in responses or ()]
+    assert len(errors) == 2 and not any("secret" in error for error in errors)
+    assert [request.sender.finals for request in requests] == [decoupled, decoupled]
 
 
 def test_a_missing_required_input_is_named() -> None:
