@@ -24,9 +24,9 @@ IntArray32 = NDArray[np.int32]
 
 FEW_PAGES = 32  # stored pages of one batch, whose keys and values of all blocks are made at once: 0.3 GB at full size
 MOST_PAGES = 1024  # of any batch; 0.4 GB for the keys and values of one block
-CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # rows of the recorded batches
+CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # of rows, in the recorded batches
 FEW_CHUNKS = 8
-TILES_OF_A_CHUNK = 2  # of rows: spans begin and end within chunks. Those that a batch does not have cost little
+TILES_OF_A_CHUNK = 2  # of rows, at most: spans begin and end within chunks. Dead tiles cost little
 
 Stored = tuple[int, int]  # a page, and the frame of the sequence with which it begins
 
@@ -102,10 +102,12 @@ class SlotLayout:
         groups: list[list[int]] = []
         rows, tiles, pages = 0, 0, set[Stored]()
         for index, span in enumerate(spans):
-            rows, tiles, pages = rows + self.rows(span), tiles + self.tiles(span), pages.union(self.stored(span))
-            if not groups or not largest.holds(BatchSize(rows, tiles, len(pages))):
+            stored = set(self.stored(span))
+            rows, tiles = rows + self.rows(span), tiles + self.tiles(span)
+            if not groups or not largest.holds(BatchSize(rows, tiles, len(pages) + len(stored - pages))):
                 groups.append([])
-                rows, tiles, pages = self.rows(span), self.tiles(span), set(self.stored(span))
+                rows, tiles, pages = self.rows(span), self.tiles(span), set()
+            pages |= stored
             groups[-1].append(index)
         return groups
 
