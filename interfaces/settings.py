@@ -30,9 +30,9 @@ class InterfaceLimits:
     max_connections: int = limit(2048, "open HTTP connections; 0: no limit")
     starts_per_second: float = limit(64.0, "new utterances of one API key and of one address, steadily; 0: no limit")
     contexts_per_socket: int = limit(16, "ElevenLabs or Cartesia contexts beside each other")
-    idle_socket_s: float = limit(600.0, "a WebSocket without utterance and messages is closed after it; 0: never")
+    idle_socket_s: float = limit(600.0, "seconds until a WebSocket without utterances and messages is closed; 0: never")
     body_timeout_s: float = limit(60.0, "for the body of a request; 0: no limit")
-    send_timeout_s: float = limit(20.0, "a client that takes nothing is left after it; 0: never")
+    send_timeout_s: float = limit(20.0, "seconds until a client that reads nothing is disconnected; 0: never")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ class SegmentedText:
     """What the utterances of the client and of the interfaces share; each opens its sessions itself, one segment after another."""
 
     def __init__(self, speak_after_s: float) -> None:
-        """speak_after_s: a pause in the text after which what is there is spoken to its end; 0: never."""
+        """speak_after_s: length of a pause in the text that ends the segment, so that it is spoken to its end; 0: no pause does."""
         self._segments = Segments()
         self._changed = asyncio.Event()
         self._has_ended = False  # no more text
@@ -47,7 +47,7 @@ class SegmentedText:
                 segment.session.put_text(text)
 
     def _end_segment(self, is_flush: bool = False) -> None:
-        """What is there is spoken to its end. is_flush: as of ``Segments.end``."""
+        """Have the open segment spoken to its end. is_flush: see ``Segments.end``."""
         self._timer.stop()
         segment = self._segments.end(is_flush)
         if segment is not None and segment.session is not None:
